@@ -1,0 +1,9 @@
+"""Owns what the policy is trained and tested on: tasks, the factory that mints them, and the graders.
+
+A task file is read strictly by `tasks`; each family (`functions`, `mini`) says how its sandboxes are laid out; the
+grader turns an agent's edit into a reward in a fresh sandbox.
+"""
+
+from swerve.environments.tasks import SPLITS, load_split, load_tasks, save_tasks, task_from_json, task_to_json
+
+__all__ = ["SPLITS", "load_split", "load_tasks", "save_tasks", "task_from_json", "task_to_json"]
