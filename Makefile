@@ -1,0 +1,69 @@
+# Everything a newcomer needs: `make demo` trains, `make test` tests. Both install into .venv first, once.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+THREADS := $(shell nproc 2>/dev/null || echo 2)
+WORKERS ?= $(shell n=$(THREADS); [ $$n -gt 2 ] && n=2; echo $$n)
+# Extra words for the tools, for example `make test ARGS="tests/unit/config -x"` or `make demo ARGS="--run.seed 1"`.
+ARGS ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint format bench docs parity lock clean install
+
+help:  ## Say what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Swerve needs Python 3.11 or newer; $(PYTHON) is not: run make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): requirements.lock pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+install: $(INSTALLED)  ## Install Swerve and its tools into .venv
+
+demo: $(INSTALLED)  ## Train the shipped policy on real repairs, for minutes
+	$(BIN)/swerve train recipes/demo.toml $(ARGS)
+
+test: $(INSTALLED)  ## Run the tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+test-slow: $(INSTALLED)  ## Run the tests that take long
+	$(BIN)/python -m pytest -m slow --timeout 7200 $(ARGS)
+
+lint: $(INSTALLED)  ## Style, types, layers, spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --cache-dir .cache/import_linter
+	$(BIN)/codespell
+	$(BIN)/basedpyright --level error
+
+format: $(INSTALLED)  ## Rewrite the code in its one style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)  ## Measure
+	$(BIN)/swerve bench $(ARGS)
+
+parity: $(INSTALLED)  ## Compare the model with its oracles
+	$(BIN)/python -m pytest tests/parity $(ARGS)
+
+docs: $(INSTALLED)  ## Build the documentation into site/
+	$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install --quiet -e '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+lock: | $(VENV)/bin/python  ## Resolve the dependencies anew into requirements.lock
+	$(BIN)/python -c 'import uv' 2>/dev/null || $(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --no-header --quiet -o requirements.lock
+
+clean:  ## Remove what was built, keep runs
+	rm -rf $(VENV) build dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

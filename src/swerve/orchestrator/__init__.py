@@ -1,0 +1,5 @@
+"""The reinforcement-learning loop: this package owns who works when.
+
+It asks for rollouts, turns them into groups and micro-batches, drives the trainer, hands new weights to the engine,
+bounds how old a trajectory may be when it is trained on, and accounts for every failed rollout. It computes nothing.
+"""
