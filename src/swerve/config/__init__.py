@@ -1,0 +1,32 @@
+"""Recipes: this package owns the schema of every setting, its reader, and what follows from the settings alone.
+
+A recipe is a TOML file read into frozen dataclasses; the file first, then the command line, and nothing else, sets a
+value. Importing it costs little and brings in no array library.
+"""
+
+from swerve.config.arithmetic import batch_arithmetic
+from swerve.config.describe import Setting, flatten, settings
+from swerve.config.reader import RecipeError, check_recipe, parse_recipe, read_recipe, read_recipe_as
+from swerve.config.render import Difference, diff, digest, render, render_value
+from swerve.config.schema import SCHEMAS, PretrainRecipe, Recipe, TrainRecipe
+
+__all__ = [
+    "SCHEMAS",
+    "Difference",
+    "PretrainRecipe",
+    "Recipe",
+    "RecipeError",
+    "Setting",
+    "TrainRecipe",
+    "batch_arithmetic",
+    "check_recipe",
+    "diff",
+    "digest",
+    "flatten",
+    "parse_recipe",
+    "read_recipe",
+    "read_recipe_as",
+    "render",
+    "render_value",
+    "settings",
+]

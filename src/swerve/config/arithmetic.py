@@ -1,0 +1,63 @@
+"""What a recipe amounts to before anything runs: episodes, tokens, micro-batches, passes over the tasks."""
+
+import math
+
+from swerve.config.schema import PretrainRecipe, Recipe, TrainRecipe
+
+
+def batch_arithmetic(recipe: Recipe, num_train_tasks: int = 0, num_validation_tasks: int = 0) -> dict[str, float]:
+    """Counts that follow from a recipe alone.
+
+    Args:
+        recipe: Any recipe.
+        num_train_tasks: Training tasks there are, 0 where unknown; `tasks.num_train` bounds it.
+        num_validation_tasks: Held-out tasks there are, 0 where unknown; `evaluation.num_tasks` bounds it.
+
+    Returns:
+        Named counts, in an order fit for reading. Worst cases are upper bounds: every episode fills its context.
+    """
+    if isinstance(recipe, PretrainRecipe):
+        return _pretrain(recipe)
+    return _train(recipe, num_train_tasks, num_validation_tasks)
+
+
+def _train(recipe: TrainRecipe, num_train_tasks: int, num_validation_tasks: int) -> dict[str, float]:
+    rollout, packing, steps = recipe.rollout, recipe.packing, recipe.training.num_steps
+    batch = rollout.global_batch_size
+    segments_per_row = packing.row_length // rollout.context_length
+    num_rows = math.ceil(batch / segments_per_row)
+    counts: dict[str, float] = {
+        "global_batch_size": batch,
+        "optimizer_steps": steps,
+        "training_episodes": batch * steps,
+        "decode_rounds_per_step": math.ceil(batch / rollout.num_slots),
+        "max_turns_per_step": batch * recipe.agent.max_turns,
+        "max_tokens_per_step": batch * rollout.context_length,
+        "micro_batch_token_slots": packing.row_length * packing.rows_per_micro_batch,
+        "max_micro_batches_per_step": math.ceil(num_rows / packing.rows_per_micro_batch),
+    }
+    if tasks := _bounded(num_train_tasks, recipe.tasks.num_train):
+        counts["training_tasks"] = tasks
+        counts["passes_over_training_tasks"] = rollout.prompts_per_step * steps / tasks
+    if tasks := _bounded(num_validation_tasks, recipe.evaluation.num_tasks):
+        counts["validation_tasks"] = tasks
+        counts["episodes_per_evaluation"] = tasks * recipe.evaluation.attempts
+    every = recipe.evaluation.every
+    between = (steps - 1 if recipe.evaluation.after else steps) // every if every else 0
+    counts["evaluations"] = int(recipe.evaluation.before) + between + int(recipe.evaluation.after)
+    return counts
+
+
+def _pretrain(recipe: PretrainRecipe) -> dict[str, float]:
+    training = recipe.training
+    return {
+        "optimizer_steps": training.num_steps,
+        "token_slots": training.num_steps * training.batch_tokens,
+        "rows_per_step": training.batch_tokens // training.row_length,
+        "micro_batches_per_step": training.batch_tokens // (training.row_length * training.rows_per_micro_batch),
+        "checkpoints": math.ceil(training.num_steps / training.checkpoint_every),
+    }
+
+
+def _bounded(there_are: int, wanted: int) -> int:
+    return min(there_are, wanted) if there_are and wanted else there_are or wanted

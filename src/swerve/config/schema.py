@@ -1,0 +1,571 @@
+"""Every setting of a recipe, in plain frozen dataclasses.
+
+The names, types and docstrings here are the single source of the recipe files, the command line and its help: a
+field `temperature` of the section `rollout` is `temperature = 1.0` under `[rollout]` in the file and
+`--rollout.temperature 1.0` on the command line. There is no `None`, since TOML has none: a limit that does not bind is
+`inf`, and a count of 0 says what it means. `contradictions` yields `(key, what is wrong and what to do)`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from swerve.config.constraints import (
+    Count,
+    CountOrZero,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveShare,
+    Range,
+    Seconds,
+    Share,
+)
+
+Contradictions = Iterator[tuple[str, str]]
+
+
+# ------------------------------------------------------------------------------------------------- every recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """Identity of a run.
+
+    Attributes:
+        name: Name of the run's directory; empty takes the recipe's file name and the time of the start.
+        directory: Folder in which the run's directory is made.
+        seed: Everything drawn at random in the run derives from it.
+        deterministic: Repeat bit for bit: a run with the same recipe, or one that was stopped and resumed,
+            ends with the same parameters.
+    """
+
+    name: str = ""
+    directory: str = "runs"
+    seed: Annotated[int, Range(0, 2**31 - 1)] = 0
+    deterministic: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Telemetry:
+    """What a run shows and keeps.
+
+    Attributes:
+        progress: How progress is shown: `auto` is `rich` on a terminal and `plain` lines elsewhere.
+        tensorboard: Write TensorBoard event files beside the metrics.
+        trajectories: Keep every trajectory, tokens and texts, as JSON lines.
+        durable: Force every metric line to the disk before the next step starts, so that it survives a power
+            cut; a killed process loses none either way.
+    """
+
+    progress: Literal["auto", "rich", "plain", "none"] = "auto"
+    tensorboard: bool = True
+    trajectories: bool = True
+    durable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """When state is saved.
+
+    Attributes:
+        every: Optimizer steps between checkpoints; 0 saves only the last one.
+        keep: Most recent checkpoints kept; 0 keeps all.
+        full: Save the optimizer's state too, so that the run can be resumed from it; otherwise only weights.
+    """
+
+    every: CountOrZero = 1
+    keep: CountOrZero = 2
+    full: bool = True
+
+
+# ------------------------------------------------------------------------------------------------------ training
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """The language model that is trained.
+
+    Attributes:
+        checkpoint: Directory with Hugging Face files (config, safetensors, tokenizer), or `tiny` for the
+            policy that ships with Swerve.
+        random_weights: Keep the checkpoint's architecture and tokenizer, and draw the weights anew.
+        freeze_router: Do not train the experts' router.
+    """
+
+    checkpoint: str = "tiny"
+    random_weights: bool = False
+    freeze_router: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tasks:
+    """The repairs to train and to evaluate on.
+
+    Attributes:
+        family: Shipped task family, or `files` for the two files named here.
+        train_file: Task file (JSON lines) to train on; only with family `files`.
+        validation_file: Held-out task file; only with family `files`.
+        num_train: Training tasks used, from the start of the file; 0 uses all.
+        order: `fixed` takes training tasks in file order, round and round; `shuffled` draws a new order each round.
+    """
+
+    family: Literal["functions", "mini", "files"] = "functions"
+    train_file: str = ""
+    validation_file: str = ""
+    num_train: CountOrZero = 0
+    order: Literal["fixed", "shuffled"] = "fixed"
+
+    def contradictions(self) -> Contradictions:
+        """Files are named exactly where they are used."""
+        for key in ("train_file", "validation_file"):
+            named = getattr(self, key) != ""
+            if self.family == "files" and not named:
+                yield key, 'is missing: family = "files" needs it'
+            if self.family != "files" and named:
+                yield key, f'has no effect with family = "{self.family}": remove it, or set family = "files"'
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Agent:
+    """How one episode runs.
+
+    Attributes:
+        template: Name of the prompt template, or the path of a template file.
+        max_turns: Assistant turns of one episode at most.
+        episode_timeout_s: Seconds from the first prompt to the last observation.
+        command_timeout_s: Seconds of one command that the agent runs.
+        test_timeout_s: Seconds of the hidden evaluation.
+    """
+
+    template: str = "tiny_repair"
+    max_turns: Count = 5
+    episode_timeout_s: Seconds = 120.0
+    command_timeout_s: Seconds = 10.0
+    test_timeout_s: Seconds = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sandbox:
+    """Where an episode's commands run, and what they may use.
+
+    Attributes:
+        backend: What isolates an episode.
+        concurrency: Sandboxes alive at the same time at most.
+        memory_mib: Memory of one sandbox, in MiB.
+        num_processes: Processes and threads of one sandbox.
+        disk_mib: What one sandbox may write, in MiB.
+        cpu_s: Processor seconds of one process in a sandbox.
+        output_kib: Output of one command that is kept, in KiB.
+    """
+
+    backend: Literal["bubblewrap"] = "bubblewrap"
+    concurrency: Count = 64
+    memory_mib: Annotated[int, Range(16)] = 512
+    num_processes: Annotated[int, Range(4)] = 64
+    disk_mib: Count = 64
+    cpu_s: Count = 20
+    output_kib: Count = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rollout:
+    """How a step's episodes are collected.
+
+    Attributes:
+        prompts_per_step: Tasks of one optimizer step.
+        generations_per_prompt: Episodes per task; they form one group.
+        temperature: Logits are divided by it.
+        top_p: Smallest set of most likely tokens whose probability reaches it.
+        max_new_tokens: Tokens of one turn at most.
+        context_length: Tokens of one episode at most, prompt and observations included.
+        num_slots: Episodes decoded side by side; fewer than a step's episodes means several rounds.
+        retries: Times an episode that fails through no fault of the policy is tried again.
+    """
+
+    prompts_per_step: Count = 16
+    generations_per_prompt: Count = 8
+    temperature: PositiveFloat = 1.0
+    top_p: PositiveShare = 1.0
+    max_new_tokens: Count = 64
+    context_length: Count = 512
+    num_slots: Count = 64
+    retries: CountOrZero = 2
+
+    @property
+    def global_batch_size(self) -> int:
+        """Episodes of one optimizer step."""
+        return self.prompts_per_step * self.generations_per_prompt
+
+    def contradictions(self) -> Contradictions:
+        """Lengths nest, and training samples come from the whole distribution."""
+        if self.max_new_tokens >= self.context_length:
+            yield "max_new_tokens", f"leaves no room for a prompt in context_length = {self.context_length}: lower it"
+        if self.top_p < 1.0:
+            yield "top_p", "must be 1.0: a cut distribution biases the importance ratios of training"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Algorithm:
+    """How rewards become a loss.
+
+    Attributes:
+        advantage: Baseline and scale of a group's rewards: `leave_one_out` (mean and deviation of the
+            others), `rloo` (mean of the others, unscaled), `group_std` (the whole group's), `group_mean`
+            (unscaled).
+        loss: `forced_on_policy` weighs each token by trainer/sampler probability and lets only the advantage
+            steer it; `clip`, `dual_clip`, `no_clip`, `cispo`, `gspo` are the published surrogates.
+        clip_low: Clipping below 1, where the loss clips.
+        clip_high: Clipping above 1, where the loss clips.
+        dual_clip: Bound of the ratio for negative advantages, with `dual_clip`.
+        importance: What corrects for the difference of trainer and sampler: `sequence_mask` drops sequences
+            whose mean ratio is outside the gate and weighs the rest by token, `token` caps each token's
+            weight at `importance_cap`, `none` does nothing.
+        sequence_gate_low: A sequence below it is dropped, with `sequence_mask`.
+        sequence_gate_high: A sequence above it is dropped, with `sequence_mask`.
+        importance_cap: Largest weight of a token, with `token`.
+        normaliser: What the sum over tokens is divided by: `token` (all trained tokens of the step),
+            `sequence` (mean over sequences of their token means), `constant` (sequences times context
+            length).
+        overlong_filter: Leave out sequences that fill the whole context.
+        logprob_error_threshold: Leave out sequences whose mean probability ratio of trainer and sampler,
+            whichever way is larger, exceeds it; `inf` keeps all.
+        kl_coefficient: Weight of the divergence from the starting policy; 0 adds none.
+        kl_estimator: Which estimator of that divergence.
+        max_logprob_gap: Largest mean difference of the sampler's and the trainer's log-probabilities before
+            the first update; above it the run stops.
+    """
+
+    advantage: Literal["leave_one_out", "rloo", "group_std", "group_mean"] = "leave_one_out"
+    loss: Literal["forced_on_policy", "clip", "dual_clip", "no_clip", "cispo", "gspo"] = "forced_on_policy"
+    clip_low: Share = 0.2
+    clip_high: NonNegativeFloat = 0.28
+    dual_clip: Annotated[float, Range(1, above_low=True)] = 3.0
+    importance: Literal["sequence_mask", "token", "none"] = "sequence_mask"
+    sequence_gate_low: Share = 0.999
+    sequence_gate_high: Annotated[float, Range(1)] = 1.002
+    importance_cap: PositiveFloat = 2.0
+    normaliser: Literal["token", "sequence", "constant"] = "token"
+    overlong_filter: bool = True
+    logprob_error_threshold: Annotated[float, Range(1)] = 2.0
+    kl_coefficient: NonNegativeFloat = 0.0
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    max_logprob_gap: PositiveFloat = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Optimizer:
+    """Adam, its state in f32, with the gradient clipped by its global norm.
+
+    Attributes:
+        learning_rate: Step size after warm-up; constant.
+        warmup_steps: Steps over which the learning rate rises from 0; 0 starts at full size.
+        beta1: Decay of the gradient's mean.
+        beta2: Decay of the squared gradient's mean.
+        eps: Added to the root in the denominator.
+        weight_decay: Decoupled decay of the weights, per unit of learning rate.
+        max_grad_norm: The gradient is scaled down to this global norm; `inf` never does.
+    """
+
+    learning_rate: PositiveFloat = 1e-4
+    warmup_steps: CountOrZero = 0
+    beta1: Share = 0.9
+    beta2: Share = 0.999
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packing:
+    """How trajectories are laid into rows.
+
+    Attributes:
+        row_length: Token slots of one row.
+        rows_per_micro_batch: Rows computed at once; memory grows with it, results do not depend on it.
+    """
+
+    row_length: Count = 512
+    rows_per_micro_batch: Count = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """How long a run trains.
+
+    Attributes:
+        num_steps: Optimizer steps.
+        time_limit_s: Seconds after which no new step starts; `inf` sets none.
+        max_trajectory_age: Optimizer steps by which a trajectory's oldest token may lag behind the weights it trains.
+    """
+
+    num_steps: Count = 30
+    time_limit_s: Seconds = float("inf")
+    max_trajectory_age: CountOrZero = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """How the policy is measured on held-out tasks.
+
+    Attributes:
+        num_tasks: Held-out tasks used, from the start of the file; 0 uses all.
+        attempts: Episodes per task; pass@k is reported for k up to it.
+        temperature: Logits are divided by it; 0 takes the most likely token.
+        top_p: Smallest set of most likely tokens whose probability reaches it.
+        before: Evaluate the starting policy.
+        after: Evaluate the trained policy.
+        every: Optimizer steps between evaluations on the way; 0 for none.
+    """
+
+    num_tasks: CountOrZero = 0
+    attempts: Count = 4
+    temperature: NonNegativeFloat = 1.0
+    top_p: PositiveShare = 1.0
+    before: bool = True
+    after: bool = True
+    every: CountOrZero = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainRecipe:
+    """Reinforcement learning of one policy on one set of tasks.
+
+    Attributes:
+        kind: `train`.
+        run: Identity of the run.
+        policy: The language model that is trained.
+        tasks: The repairs to train and to evaluate on.
+        agent: How one episode runs.
+        sandbox: Where an episode's commands run.
+        rollout: How a step's episodes are collected.
+        algorithm: How rewards become a loss.
+        optimizer: How the loss becomes an update.
+        packing: How trajectories are laid into rows.
+        training: How long the run trains.
+        evaluation: How the policy is measured.
+        checkpoint: When state is saved.
+        telemetry: What the run shows and keeps.
+    """
+
+    KIND: ClassVar[str] = "train"
+
+    kind: Literal["train"] = "train"
+    run: Run = field(default_factory=Run)
+    policy: Policy = field(default_factory=Policy)
+    tasks: Tasks = field(default_factory=Tasks)
+    agent: Agent = field(default_factory=Agent)
+    sandbox: Sandbox = field(default_factory=Sandbox)
+    rollout: Rollout = field(default_factory=Rollout)
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    packing: Packing = field(default_factory=Packing)
+    training: Training = field(default_factory=Training)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    telemetry: Telemetry = field(default_factory=Telemetry)
+
+    def contradictions(self) -> Contradictions:
+        """What no single section can see."""
+        least = {"leave_one_out": 3, "group_std": 2, "rloo": 2, "group_mean": 2}[self.algorithm.advantage]
+        if self.rollout.generations_per_prompt < least:
+            yield (
+                "rollout.generations_per_prompt",
+                f'must be at least {least} with algorithm.advantage = "{self.algorithm.advantage}": '
+                "a smaller group has no baseline to compare with",
+            )
+        if self.packing.row_length < self.rollout.context_length:
+            yield (
+                "packing.row_length",
+                f"must be at least rollout.context_length = {self.rollout.context_length}: "
+                "a trajectory is never cut to fit a row",
+            )
+        if self.tasks.num_train and self.rollout.prompts_per_step > self.tasks.num_train:
+            yield (
+                "rollout.prompts_per_step",
+                f"must be at most tasks.num_train = {self.tasks.num_train}: no task is asked twice in one step",
+            )
+        if self.algorithm.loss == "gspo" and self.algorithm.normaliser == "token":
+            yield "algorithm.normaliser", 'must be "sequence" with loss = "gspo", whose ratio is one per sequence'
+
+
+# --------------------------------------------------------------------------------------------------- pretraining
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """Shape of a Qwen3.5 hybrid mixture-of-experts model, in the field names of its published configuration.
+
+    Attributes:
+        hidden_size: Width of the residual stream.
+        num_hidden_layers: Layers; every `full_attention_interval`-th is gated attention, the others Gated DeltaNet.
+        full_attention_interval: Layers of one repeating block.
+        num_attention_heads: Query heads.
+        num_key_value_heads: Key and value heads.
+        head_dim: Width of an attention head.
+        partial_rotary_factor: Part of a head's width that carries the position.
+        rope_theta: Base of the rotary frequencies.
+        linear_num_key_heads: Query and key heads of Gated DeltaNet.
+        linear_num_value_heads: Value heads of Gated DeltaNet.
+        linear_key_head_dim: Width of a query or key head.
+        linear_value_head_dim: Width of a value head.
+        linear_conv_kernel_dim: Width of the causal convolution.
+        num_experts: Routed experts of a layer.
+        num_experts_per_tok: Experts that see a token.
+        moe_intermediate_size: Width of a routed expert.
+        shared_expert_intermediate_size: Width of the expert that sees every token.
+        rms_norm_eps: Added to the mean square in a norm.
+        tie_word_embeddings: Use the embedding as the output head.
+    """
+
+    hidden_size: Count = 192
+    num_hidden_layers: Count = 8
+    full_attention_interval: Count = 4
+    num_attention_heads: Count = 4
+    num_key_value_heads: Count = 2
+    head_dim: Count = 48
+    partial_rotary_factor: PositiveShare = 0.5
+    rope_theta: PositiveFloat = 10_000.0
+    linear_num_key_heads: Count = 2
+    linear_num_value_heads: Count = 4
+    linear_key_head_dim: Count = 48
+    linear_value_head_dim: Count = 48
+    linear_conv_kernel_dim: Count = 4
+    num_experts: Count = 8
+    num_experts_per_tok: Count = 2
+    moe_intermediate_size: Count = 96
+    shared_expert_intermediate_size: Count = 192
+    rms_norm_eps: PositiveFloat = 1e-6
+    tie_word_embeddings: bool = True
+
+    def contradictions(self) -> Contradictions:
+        """Heads and layers divide evenly."""
+        for key, divisor in (
+            ("num_hidden_layers", "full_attention_interval"),
+            ("num_attention_heads", "num_key_value_heads"),
+            ("linear_num_value_heads", "linear_num_key_heads"),
+        ):
+            if getattr(self, key) % getattr(self, divisor):
+                yield key, f"must be a multiple of {divisor} = {getattr(self, divisor)}"
+        if self.num_experts_per_tok > self.num_experts:
+            yield "num_experts_per_tok", f"must be at most num_experts = {self.num_experts}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainData:
+    """What the policy imitates: demonstrations of repairs, drawn anew from their sources as training goes.
+
+    Attributes:
+        tokenizer: Directory with `tokenizer.json`, or `tiny` for the one that ships with Swerve.
+        corpus_lock: File that names the source archives of the corpus with their digests; empty for the shipped one.
+        functions_share: Part of the demonstrations that repair mutated real functions; the rest are generated ones.
+        good_share: Part of the demonstrated edits that are right; imitation of only perfect edits leaves
+            nothing to explore.
+        context_length: Tokens of one demonstration at most; longer ones are left out.
+    """
+
+    tokenizer: str = "tiny"
+    corpus_lock: str = ""
+    functions_share: Share = 0.9
+    good_share: Share = 0.6
+    context_length: Count = 512
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainOptimizer:
+    """How the imitation loss becomes an update.
+
+    Attributes:
+        kind: `adamw`, or `muon` for the matrices with AdamW for the rest.
+        learning_rate: Largest step size.
+        final_learning_rate_share: Step size at the end, as a part of the largest.
+        warmup_share: Part of the tokens over which the step size rises from 0.
+        schedule: How the step size falls after warm-up.
+        beta1: Decay of the gradient's mean.
+        beta2: Decay of the squared gradient's mean.
+        eps: Added to the root in the denominator.
+        weight_decay: Decoupled decay of the weights, per unit of learning rate.
+        max_grad_norm: The gradient is scaled down to this global norm; `inf` never does.
+    """
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    learning_rate: PositiveFloat = 2e-3
+    final_learning_rate_share: Share = 0.05
+    warmup_share: Share = 0.02
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.05
+    max_grad_norm: PositiveFloat = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pretraining:
+    """How long imitation goes on, and in what pieces.
+
+    Attributes:
+        num_tokens: Token slots in all, padding included.
+        batch_tokens: Token slots of one optimizer step.
+        row_length: Token slots of one row.
+        rows_per_micro_batch: Rows computed at once.
+        checkpoint_every: Optimizer steps between checkpoints.
+        log_every: Optimizer steps between metric lines.
+    """
+
+    num_tokens: Count = 40_000_000
+    batch_tokens: Count = 8_192
+    row_length: Count = 512
+    rows_per_micro_batch: Count = 16
+    checkpoint_every: Count = 200
+    log_every: Count = 10
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps in all."""
+        return -(-self.num_tokens // self.batch_tokens)
+
+    def contradictions(self) -> Contradictions:
+        """A step is a whole number of micro-batches."""
+        slots = self.row_length * self.rows_per_micro_batch
+        if self.batch_tokens % slots:
+            yield "batch_tokens", f"must be a multiple of row_length x rows_per_micro_batch = {slots}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainRecipe:
+    """Imitation of demonstrated repairs, from random weights.
+
+    Attributes:
+        kind: `pretrain`.
+        output: Directory that receives the Hugging Face files.
+        run: Identity of the run.
+        model: Shape of the model.
+        data: What it imitates.
+        optimizer: How the loss becomes an update.
+        training: How long it goes on.
+        telemetry: What the run shows and keeps.
+    """
+
+    KIND: ClassVar[str] = "pretrain"
+
+    kind: Literal["pretrain"] = "pretrain"
+    output: str = "build/policy"
+    run: Run = field(default_factory=Run)
+    model: Model = field(default_factory=Model)
+    data: PretrainData = field(default_factory=PretrainData)
+    optimizer: PretrainOptimizer = field(default_factory=PretrainOptimizer)
+    training: Pretraining = field(default_factory=Pretraining)
+    telemetry: Telemetry = field(default_factory=Telemetry)
+
+    def contradictions(self) -> Contradictions:
+        """What no single section can see."""
+        if self.training.row_length < self.data.context_length:
+            yield "training.row_length", f"must be at least data.context_length = {self.data.context_length}"
+
+
+Recipe = TrainRecipe | PretrainRecipe
+"""Any recipe; `kind` in the file chooses which."""
+
+SCHEMAS: dict[str, type[TrainRecipe] | type[PretrainRecipe]] = {
+    schema.KIND: schema for schema in (TrainRecipe, PretrainRecipe)
+}

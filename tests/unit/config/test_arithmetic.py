@@ -1,0 +1,43 @@
+"""Batch arithmetic on numbers small enough to check by hand."""
+
+from swerve.config import PretrainRecipe, TrainRecipe, batch_arithmetic
+from swerve.config.schema import Evaluation, Packing, Pretraining, Rollout, Tasks, Training
+
+
+def test_training_counts():
+    recipe = TrainRecipe(
+        rollout=Rollout(prompts_per_step=3, generations_per_prompt=4, context_length=100, num_slots=5),
+        packing=Packing(row_length=250, rows_per_micro_batch=4),
+        training=Training(num_steps=10),
+        tasks=Tasks(num_train=20),
+        evaluation=Evaluation(attempts=4, every=5),
+    )
+    counts = batch_arithmetic(recipe, num_train_tasks=700, num_validation_tasks=25)
+    assert counts["global_batch_size"] == 12
+    assert counts["training_episodes"] == 120
+    assert counts["decode_rounds_per_step"] == 3
+    assert counts["max_tokens_per_step"] == 1200
+    assert counts["max_micro_batches_per_step"] == 2  # two trajectories a row, six rows, four at a time
+    assert counts["training_tasks"] == 20
+    assert counts["passes_over_training_tasks"] == 1.5
+    assert counts["episodes_per_evaluation"] == 100
+    assert counts["evaluations"] == 3  # before, after step 5, after step 10
+
+
+def test_what_is_unknown_is_left_out():
+    assert "training_tasks" not in batch_arithmetic(TrainRecipe())
+
+
+def test_pretraining_counts():
+    recipe = PretrainRecipe(
+        training=Pretraining(
+            num_tokens=10_001, batch_tokens=2_000, row_length=500, rows_per_micro_batch=2, checkpoint_every=4
+        )
+    )
+    assert batch_arithmetic(recipe) == {
+        "optimizer_steps": 6,
+        "token_slots": 12_000,
+        "rows_per_step": 4,
+        "micro_batches_per_step": 2,
+        "checkpoints": 2,
+    }

@@ -1,0 +1,192 @@
+"""Recipes are read strictly, and every fault is one line that names file, key, value and remedy."""
+
+import dataclasses
+import math
+
+import pytest
+
+from swerve.config import (
+    RecipeError,
+    TrainRecipe,
+    check_recipe,
+    parse_recipe,
+    read_recipe,
+    read_recipe_as,
+    settings,
+)
+from swerve.config.schema import PretrainRecipe, Rollout
+from swerve.types import SwerveError
+
+
+@pytest.fixture
+def write(tmp_path):
+    def _write(text, name="r.toml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return _write
+
+
+def problems(path, overrides=None):
+    with pytest.raises(RecipeError) as caught:
+        read_recipe(path, overrides)
+    assert isinstance(caught.value, SwerveError)
+    assert caught.value.exit_code == 2
+    assert all("\n" not in line for line in caught.value.problems)
+    return [line.replace(str(path.parent) + "/", "") for line in caught.value.problems]
+
+
+def test_an_empty_recipe_is_all_defaults(write):
+    assert read_recipe(write('kind = "train"')) == TrainRecipe()
+    assert read_recipe(write('kind = "pretrain"')) == PretrainRecipe()
+
+
+def test_values_are_taken_and_integers_are_numbers(write):
+    recipe = read_recipe(write('kind = "train"\n[rollout]\ntemperature = 2\n[training]\ntime_limit_s = inf\n'))
+    assert isinstance(recipe, TrainRecipe)
+    assert type(recipe.rollout.temperature) is float
+    assert recipe.rollout.temperature == 2.0
+    assert recipe.training.time_limit_s == math.inf
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("[rollout]\ntemprature = 1.0", "r.toml: rollout.temprature is unknown; did you mean rollout.temperature?"),
+        ("[rolout]\ntemperature = 1.0", "r.toml: rolout is unknown; did you mean rollout?"),
+        (
+            "[training]\nlearning_rate = 1.0",
+            "r.toml: training.learning_rate is unknown; did you mean optimizer.learning_rate?",
+        ),
+        ("[rollout]\nqqqqqq = 1", "r.toml: rollout.qqqqqq is unknown: remove it"),
+        (
+            '[rollout]\ntemperature = "hot"',
+            'r.toml: rollout.temperature = "hot" must be a number above 0 (default 1.0)',
+        ),
+        ("[rollout]\ntemperature = true", "r.toml: rollout.temperature = true must be a number above 0"),
+        ("[rollout]\ntemperature = nan", "r.toml: rollout.temperature = nan must be a number above 0"),
+        ("[rollout]\nnum_slots = 4.0", "r.toml: rollout.num_slots = 4.0 must be an integer at least 1 (default 64)"),
+        ("[rollout]\nnum_slots = 0", "r.toml: rollout.num_slots = 0 must be an integer at least 1 (default 64)"),
+        ("[optimizer]\nbeta1 = 1.5", "r.toml: optimizer.beta1 = 1.5 must be a number at least 0 and at most 1"),
+        ("[run]\ndeterministic = 1", "r.toml: run.deterministic = 1 must be true or false (default true)"),
+        ("[run]\nname = 3", 'r.toml: run.name = 3 must be a text (default "")'),
+        ('[tasks]\norder = "fixt"', 'r.toml: tasks.order = "fixt" must be one of fixed, shuffled; did you mean fixed?'),
+        ("rollout = 3", "r.toml: rollout = 3 must be a table: write [rollout]"),
+        ('[tasks]\nfamily = "files"', 'r.toml: tasks.train_file is missing: family = "files" needs it'),
+        ('[tasks]\ntrain_file = "a"', 'r.toml: tasks.train_file = "a" has no effect with family = "functions"'),
+        ("[rollout]\ntop_p = 0.9", "r.toml: rollout.top_p = 0.9 must be 1.0"),
+        (
+            "[rollout]\nmax_new_tokens = 512",
+            "r.toml: rollout.max_new_tokens = 512 leaves no room for a prompt in context_length = 512",
+        ),
+        (
+            "[rollout]\ngenerations_per_prompt = 2",
+            "r.toml: rollout.generations_per_prompt = 2 must be at least 3 with algorithm.advantage",
+        ),
+        (
+            "[packing]\nrow_length = 256",
+            "r.toml: packing.row_length = 256 must be at least rollout.context_length",
+        ),
+    ],
+)
+def test_each_fault_is_one_line_with_key_value_and_remedy(write, body, line):
+    found = problems(write(f'kind = "train"\n{body}\n'))
+    assert found[0].startswith(line), found
+
+
+def test_all_faults_are_reported_at_once(write):
+    found = problems(write('kind = "train"\n[rollout]\nnum_slots = 0\nretries = -1\n[run]\nsed = 1\n'))
+    assert len(found) == 3
+
+
+def test_the_kind_chooses_the_schema(write):
+    assert problems(write("")) == ['r.toml: kind is missing: write kind = "train" or "pretrain"']
+    assert problems(write('kind = "tarin"')) == [
+        'r.toml: kind = "tarin" is unknown: write kind = "train" or "pretrain"'
+    ]
+    with pytest.raises(RecipeError, match='this command needs kind = "pretrain"'):
+        read_recipe_as(PretrainRecipe, write('kind = "train"'))
+
+
+def test_files_that_cannot_be_read_are_named(write, tmp_path):
+    assert problems(write("kind ="))[0].startswith("r.toml: not TOML: invalid value")
+    assert problems(tmp_path / "q.toml") == ["q.toml: no such recipe"]
+    assert problems(tmp_path / "rr.toml") == ["rr.toml: no such recipe; did you mean r.toml?"]
+    (tmp_path / "b.toml").write_bytes(b"\xff")
+    assert problems(tmp_path / "b.toml") == ["b.toml: cannot be read: not UTF-8 text"]
+    (tmp_path / "d.toml").mkdir()
+    assert problems(tmp_path / "d.toml") == ["d.toml: cannot be read: Is a directory"]
+
+
+def test_the_command_line_comes_last(write):
+    path = write('kind = "train"\n[rollout]\nnum_slots = 8\n')
+    recipe = read_recipe(path, {"rollout.num_slots": "4", "run.name": "x", "optimizer.learning_rate": ".5"})
+    assert isinstance(recipe, TrainRecipe)
+    assert (recipe.rollout.num_slots, recipe.run.name, recipe.optimizer.learning_rate) == (4, "x", 0.5)
+    assert recipe.training.num_steps == TrainRecipe().training.num_steps
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "line"),
+    [
+        ("rollout.num_slots", "many", 'command line: --rollout.num_slots = "many" must be an integer at least 1'),
+        ("rollout.num_slot", "1", "command line: --rollout.num_slot is unknown; did you mean rollout.num_slots?"),
+        ("rollout.top_p", "0.5", "command line: --rollout.top_p = 0.5 must be 1.0"),
+        ("run.deterministic", "yes", 'command line: --run.deterministic = "yes" must be true or false'),
+        ("rollout", "1", "command line: --rollout is unknown"),
+    ],
+)
+def test_faults_on_the_command_line_say_so(write, key, text, line):
+    assert problems(write('kind = "train"'), {key: text})[0].startswith(line)
+
+
+def test_texts_on_the_command_line_need_no_quotes(write):
+    recipe = read_recipe(write('kind = "train"'), {"run.name": "3", "tasks.order": "shuffled"})
+    assert isinstance(recipe, TrainRecipe)
+    assert (recipe.run.name, recipe.tasks.order) == ("3", "shuffled")
+
+
+def test_a_recipe_extends_another(write):
+    write('kind = "train"\n[rollout]\nnum_slots = 8\nretries = 1\n', "base.toml")
+    path = write('extends = "base.toml"\n[rollout]\nretries = 3\n')
+    recipe = read_recipe(path)
+    assert isinstance(recipe, TrainRecipe)
+    assert (recipe.rollout.num_slots, recipe.rollout.retries) == (8, 3)
+
+
+def test_a_fault_names_the_file_it_stands_in(write):
+    write('kind = "train"\n[rollout]\nnum_slots = 0\n', "base.toml")
+    assert problems(write('extends = "base.toml"'))[0].startswith("base.toml: rollout.num_slots = 0")
+
+
+def test_a_recipe_does_not_extend_itself(write):
+    write('extends = "r.toml"', "base.toml")
+    assert "extends itself" in problems(write('extends = "base.toml"'))[0]
+    assert "no such recipe (r.toml extends it)" in problems(write('extends = "none.toml"'))[0].replace(
+        str(write("").parent) + "/", ""
+    )
+    assert "must be a text" in problems(write("extends = 3"))[0]
+
+
+def test_recipes_built_in_python_are_checked_too():
+    check_recipe(TrainRecipe())
+    with pytest.raises(RecipeError, match=r"recipe: rollout.num_slots = 0 must be an integer at least 1"):
+        check_recipe(TrainRecipe(rollout=Rollout(num_slots=0)))
+    with pytest.raises(RecipeError, match="must be an integer"):
+        check_recipe(dataclasses.replace(TrainRecipe(), rollout=Rollout(num_slots="4")))  # pyright: ignore[reportArgumentType]
+
+
+def test_text_reads_like_a_file():
+    assert parse_recipe('kind = "train"') == TrainRecipe()
+    with pytest.raises(RecipeError, match="<text>: kind is missing"):
+        parse_recipe("")
+
+
+@pytest.mark.parametrize("schema", [TrainRecipe, PretrainRecipe])
+def test_every_setting_has_help_and_a_lawful_default(schema):
+    for setting in settings(schema):
+        assert len(setting.help) > 10 or setting.key == "kind", setting.key
+        if setting.range is not None:
+            assert setting.range.allows(setting.default), setting.key
+    check_recipe(schema())
