@@ -1,0 +1,42 @@
+"""Isolated, throw-away workspaces in which agents act and graders grade.
+
+This package owns the sandbox protocol, the pool that starts sandboxes, the bubblewrap backend with its warm
+interpreter, and the probe that says what a machine offers. It knows nothing of tasks, agents or models; whatever runs
+inside a sandbox is described by a `SandboxImage`.
+"""
+
+from swerve.sandboxes.pool import SandboxPool
+from swerve.sandboxes.protocol import (
+    WORKDIR,
+    CallCrashedError,
+    CallError,
+    CallExitedError,
+    CallRaisedError,
+    CallTimeoutError,
+    ExecResult,
+    Json,
+    Mount,
+    Sandbox,
+    SandboxFileError,
+    SandboxImage,
+    SandboxLimits,
+    SandboxLostError,
+)
+
+__all__ = [
+    "WORKDIR",
+    "CallCrashedError",
+    "CallError",
+    "CallExitedError",
+    "CallRaisedError",
+    "CallTimeoutError",
+    "ExecResult",
+    "Json",
+    "Mount",
+    "Sandbox",
+    "SandboxFileError",
+    "SandboxImage",
+    "SandboxLimits",
+    "SandboxLostError",
+    "SandboxPool",
+]

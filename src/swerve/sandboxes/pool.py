@@ -1,0 +1,151 @@
+"""A pool of sandboxes: keeps one warm container per image and forks sandboxes from it.
+
+    start(image) --> [gate: max_concurrent_starts] --> container of the image --> sandbox
+                                                       launched at first use,
+                                                       and again if it died in service
+
+With `warm=False` every sandbox gets a container of its own: slower, and the same in every result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from types import TracebackType
+
+from swerve.sandboxes.container import BubblewrapSandbox, Container, OneShotSandbox
+from swerve.sandboxes.protocol import Json, Sandbox, SandboxImage, SandboxLimits, SandboxLostError
+from swerve.types import MachineError, SwerveError
+
+
+class SandboxPool:
+    """Starts sandboxes of a fixed set of images. Use as an asynchronous context manager, or call `close`.
+
+    One event loop owns a pool. A sandbox that dies raises `SandboxLostError` from whatever is asked of it.
+    """
+
+    def __init__(
+        self,
+        images: Iterable[SandboxImage],
+        limits: SandboxLimits | None = None,
+        *,
+        warm: bool = True,
+        max_concurrent_starts: int = 8,
+        start_timeout_s: float = 30.0,
+        preload_timeout_s: float = 300.0,
+    ) -> None:
+        """Create the pool; no process is started yet.
+
+        Args:
+            images: Distinctly named.
+            limits: Of every sandbox.
+            warm: Fork sandboxes from one warm interpreter per image; else give each a container and an interpreter of
+                its own, which is slow and must make no difference.
+            max_concurrent_starts: Sandboxes being started at once.
+            start_timeout_s: Wall-clock seconds one start may take, `prepare` included.
+            preload_timeout_s: Wall-clock seconds a container may take to load its harness.
+
+        Raises:
+            SwerveError: If two images share a name.
+        """
+        self._images: dict[str, SandboxImage] = {}
+        for image in images:
+            if image.name in self._images:
+                raise SwerveError(f"two sandbox images are named {image.name}")
+            self._images[image.name] = image
+        self._limits = limits or SandboxLimits()
+        self._warm = warm
+        self._gate = asyncio.Semaphore(max_concurrent_starts)
+        self._start_timeout_s = start_timeout_s
+        self._preload_timeout_s = preload_timeout_s
+        self._containers: dict[str, asyncio.Task[Container]] = {}
+        self._one_shots: set[Container] = set()
+        self._closed = False
+
+    async def __aenter__(self) -> SandboxPool:
+        """Return the pool itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the pool."""
+        await self.close()
+
+    async def warm_up(self) -> None:
+        """Start the containers of all images, so that a fault of one shows before any work is done."""
+        if self._warm:
+            await asyncio.gather(*(self._container(image) for image in self._images.values()))
+
+    async def start(self, image_name: str, prepare: Json = None) -> Sandbox:
+        """Start a sandbox.
+
+        Args:
+            image_name: One of the pool's images.
+            prepare: Payload of the harness's `prepare`, which runs unless it is `None`.
+
+        Raises:
+            SwerveError: If the image is unknown, its files or its harness are at fault, or `prepare` raises.
+            MachineError: If the machine cannot provide the sandbox.
+        """
+        image = self._images.get(image_name)
+        if image is None:
+            raise SwerveError(f"no sandbox image is named {image_name}; there are {', '.join(sorted(self._images))}")
+        async with self._gate:
+            if self._closed:
+                raise MachineError("the sandbox pool is closed")
+            if not self._warm:
+                return await self._start_one_shot(image, prepare)
+            for attempt in (1, 2):
+                container = await self._container(image)
+                try:
+                    return await container.start(prepare, self._start_timeout_s, BubblewrapSandbox)
+                except SandboxLostError:
+                    if attempt == 2 or container.is_alive:
+                        raise
+        raise AssertionError("unreachable")
+
+    async def _start_one_shot(self, image: SandboxImage, prepare: Json) -> Sandbox:
+        container = Container(image, self._limits)
+        self._one_shots = {other for other in self._one_shots if other.is_alive}
+        self._one_shots.add(container)
+        await container.launch(self._preload_timeout_s)
+        try:
+            return await container.start(prepare, self._start_timeout_s, OneShotSandbox)
+        except BaseException:
+            await asyncio.shield(container.close())
+            raise
+
+    async def _container(self, image: SandboxImage) -> Container:
+        task = self._containers.get(image.name)
+        if task is not None and task.done() and not task.cancelled() and task.exception() is None:
+            container = task.result()
+            if not container.is_alive and not self._closed:
+                if container.num_started == 0:
+                    raise SandboxLostError(f"sandbox image {image.name}: its container died before its first sandbox")
+                await container.close()
+                task = None if self._containers.get(image.name) is task else self._containers[image.name]
+        if task is None:
+            task = asyncio.create_task(self._launch(image), name=f"container {image.name}")
+            self._containers[image.name] = task
+        return await asyncio.shield(task)
+
+    async def _launch(self, image: SandboxImage) -> Container:
+        container = Container(image, self._limits)
+        await container.launch(self._preload_timeout_s)
+        return container
+
+    async def close(self) -> None:
+        """Kill every sandbox and container; wait until they are gone. Idempotent."""
+        self._closed = True
+        tasks = list(self._containers.values())
+        self._containers.clear()
+        for task in tasks:
+            if not task.done():
+                task.cancel()
+        for task in tasks:
+            with contextlib.suppress(SwerveError, asyncio.CancelledError):
+                await (await task).close()
+        one_shots, self._one_shots = self._one_shots, set()
+        await asyncio.gather(*(container.close() for container in one_shots))
