@@ -111,7 +111,7 @@ def test_the_kind_chooses_the_schema(write):
 
 def test_files_that_cannot_be_read_are_named(write, tmp_path):
     assert problems(write("kind ="))[0].startswith("r.toml: not TOML: invalid value")
-    assert problems(tmp_path / "q.toml") == ["q.toml: no such recipe"]
+    assert problems(tmp_path / "nothing_alike.toml") == ["nothing_alike.toml: no such recipe"]
     assert problems(tmp_path / "rr.toml") == ["rr.toml: no such recipe; did you mean r.toml?"]
     (tmp_path / "b.toml").write_bytes(b"\xff")
     assert problems(tmp_path / "b.toml") == ["b.toml: cannot be read: not UTF-8 text"]

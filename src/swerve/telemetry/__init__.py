@@ -1,0 +1,49 @@
+"""Watching a run: this package owns metrics on one step axis, phases and rates, the run directory, and the displays.
+
+Whatever a run leaves on the disk is whole or absent, a full disk is one clear line, and no secret is written.
+"""
+
+from swerve.telemetry.files import (
+    JsonLines,
+    keep_json_lines,
+    machine_faults,
+    read_json_lines,
+    sync_directory,
+    write_atomic,
+    write_json,
+)
+from swerve.telemetry.metrics import Metrics, Scalar, Sink, TensorBoardSink, read_metrics
+from swerve.telemetry.phases import PhaseTimer
+from swerve.telemetry.progress import Progress, open_progress
+from swerve.telemetry.provenance import collect_provenance
+from swerve.telemetry.resources import PeakMemory
+from swerve.telemetry.run_directory import RunDirectory, choose_path, latest_path, recipe_of
+from swerve.telemetry.throughput import ThroughputMeter
+from swerve.telemetry.trajectories import TrajectoryLog, read_trajectories
+
+__all__ = [
+    "JsonLines",
+    "Metrics",
+    "PeakMemory",
+    "PhaseTimer",
+    "Progress",
+    "RunDirectory",
+    "Scalar",
+    "Sink",
+    "TensorBoardSink",
+    "ThroughputMeter",
+    "TrajectoryLog",
+    "choose_path",
+    "collect_provenance",
+    "keep_json_lines",
+    "latest_path",
+    "machine_faults",
+    "open_progress",
+    "read_json_lines",
+    "read_metrics",
+    "read_trajectories",
+    "recipe_of",
+    "sync_directory",
+    "write_atomic",
+    "write_json",
+]

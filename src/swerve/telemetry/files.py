@@ -1,0 +1,227 @@
+"""Files that are whole or absent: atomic writes, and JSON lines that survive a killed writer."""
+
+import contextlib
+import errno
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from swerve.types import MachineError, SwerveError
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space, or choose another run.directory",
+    errno.EDQUOT: "free some space, or choose another run.directory",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
+    errno.EROFS: "choose a run.directory that can be written",
+    errno.EACCES: "choose a run.directory that can be written",
+    errno.EPERM: "choose a run.directory that can be written",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EIO: "check the disk",
+}
+
+
+@contextlib.contextmanager
+def machine_faults(path: Path | str) -> Iterator[None]:
+    """Turns a fault of the disk into one line that names the file and the remedy.
+
+    Args:
+        path: What is being written.
+
+    Raises:
+        MachineError: The operating system refused.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        remedy = _REMEDIES.get(error.errno or 0, "check the disk and the path")
+        raise MachineError(f"{path}: cannot be written: {reason}: {remedy}") from error
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Writes a file so that a reader, or a later run after a crash, sees the old content or the new, never a part.
+
+    Args:
+        path: The file; its folder exists.
+        data: Content; text is encoded as UTF-8.
+
+    Raises:
+        MachineError: It cannot be written; nothing is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with machine_faults(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data.encode() if isinstance(data, str) else data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Forces a folder's entries to the disk, so that a file just renamed into it survives a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Mapping[str, object]) -> None:
+    """Writes one JSON document atomically, indented, keys in the order given."""
+    write_atomic(path, json.dumps(strict_json(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def strict_json(value: object) -> object:
+    """The value with every non-finite number as text (`nan`, `inf`, `-inf`), for JSON has none."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case dict():
+            return {str(key): strict_json(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [strict_json(inner) for inner in value]
+        case _:
+            return value
+
+
+class JsonLines:
+    """A file of JSON objects, one a line, that only grows.
+
+    A line is written by one system call, so a killed process leaves whole lines or, at worst, a torn last one. Opening
+    the file again cuts a torn line off. A write that fails leaves the file as it was.
+    """
+
+    def __init__(self, path: Path, durable: bool = False) -> None:
+        """Opens the file, making it where it is missing.
+
+        Args:
+            path: The file; its folder exists.
+            durable: Force every line to the disk before `append` returns.
+
+        Raises:
+            MachineError: It cannot be opened.
+        """
+        self.path = path
+        self._durable = durable
+        with machine_faults(path):
+            _cut_torn_line(path)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def append(self, record: Mapping[str, object]) -> None:
+        """Adds one line.
+
+        Args:
+            record: JSON values; non-finite numbers become text.
+
+        Raises:
+            MachineError: The disk is full or failed; the file holds what it held before.
+        """
+        text = json.dumps(strict_json(dict(record)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        data = text.encode() + b"\n"
+        with machine_faults(self.path):
+            size = os.fstat(self._descriptor).st_size
+            try:
+                written = os.write(self._descriptor, data)
+                if written < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if self._durable:
+                    os.fdatasync(self._descriptor)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._descriptor, size)
+                raise
+
+    def close(self) -> None:
+        """Closes the file; idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> "JsonLines":
+        """The file itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the file."""
+        self.close()
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Reads the records of a JSON-lines file; a torn last line is left out.
+
+    Args:
+        path: The file; a missing one has no records.
+
+    Yields:
+        One object a line, in order.
+
+    Raises:
+        SwerveError: A line other than a torn last one is no JSON object.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if not isinstance(record, dict):
+                raise SwerveError(f"{path}: line {number} is not a JSON object: restore the file, or remove the line")
+            yield record
+
+
+def keep_json_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
+    """Drops records from a JSON-lines file, atomically.
+
+    Args:
+        path: The file; a missing one is left missing.
+        keep: Which records stay.
+
+    Returns:
+        How many records were dropped.
+    """
+    if not path.exists():
+        return 0
+    lines: list[bytes] = []
+    dropped = 0
+    with path.open("rb") as file:
+        for line, record in zip(file, read_json_lines(path), strict=False):
+            if keep(record):
+                lines.append(line)
+            else:
+                dropped += 1
+    if dropped:
+        write_atomic(path, b"".join(lines))
+    return dropped
+
+
+def _cut_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        position = end
+        while position > 0:
+            start = max(0, position - 65_536)
+            file.seek(start)
+            newline = file.read(position - start).rfind(b"\n")
+            if newline >= 0:
+                position = start + newline + 1
+                break
+            position = start
+        if position < end:
+            file.truncate(position)

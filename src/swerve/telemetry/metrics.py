@@ -1,0 +1,138 @@
+"""The numbers of a run, all on one step axis.
+
+    Metrics.log(step, values) --+--> metrics.jsonl
+                                +--> each sink: TensorBoard, the progress display, ...
+
+A step is the number of optimizer steps done; 0 is before the first. Every consumer is handed the same step by the one
+`log`, so no two of them can count differently.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from swerve.telemetry.files import JsonLines, keep_json_lines, machine_faults, read_json_lines
+
+Scalar = float | int | str | bool | None
+
+
+class Sink(Protocol):
+    """Whatever else wants the metrics."""
+
+    def log(self, step: int, values: Mapping[str, Scalar]) -> None:
+        """Takes values of one step."""
+        ...
+
+    def close(self) -> None:
+        """Flushes and ends; idempotent."""
+        ...
+
+
+class Metrics:
+    """Writer of a run's metrics.
+
+    Steps never go back, and a metric has one value per step; either is a mistake of the caller.
+    """
+
+    def __init__(
+        self, path: Path, *, sinks: Sequence[Sink] = (), durable: bool = False, resume_step: int | None = None
+    ) -> None:
+        """Opens the file of metrics.
+
+        Args:
+            path: JSON-lines file.
+            sinks: Further takers of every value.
+            durable: Force every line to the disk.
+            resume_step: Steps done by the state a run goes on from; lines of later steps, which will be done again,
+                are dropped. `None` for a new run.
+        """
+        self._step = 0
+        self._names: set[str] = set()
+        if resume_step is not None:
+            keep_json_lines(path, lambda record: record["step"] <= resume_step)
+            for record in read_json_lines(path):
+                self._admit(record["step"], record.keys() - _RESERVED)
+        self._file = JsonLines(path, durable=durable)
+        self._sinks = tuple(sinks)
+
+    @property
+    def step(self) -> int:
+        """The latest step logged."""
+        return self._step
+
+    def logged(self, name: str) -> bool:
+        """Whether the latest step already has a value of this name."""
+        return name in self._names
+
+    def log(self, step: int, values: Mapping[str, Scalar]) -> None:
+        """Writes values of one step.
+
+        Args:
+            step: Optimizer steps done; equal to the latest step, or greater.
+            values: By name.
+
+        Raises:
+            ValueError: The step went back, or a name already has a value at this step.
+            MachineError: The disk is full.
+        """
+        if reserved := values.keys() & _RESERVED:
+            raise ValueError(f"reserved metric name: {', '.join(sorted(reserved))}")
+        self._admit(step, values.keys())
+        self._file.append({"step": step, "unix_time_s": round(time.time(), 3), **values})
+        for sink in self._sinks:
+            sink.log(step, values)
+
+    def close(self) -> None:
+        """Closes the file and every sink; idempotent."""
+        self._file.close()
+        for sink in self._sinks:
+            sink.close()
+
+    def _admit(self, step: int, names: "set[str] | Any") -> None:
+        if step < self._step:
+            raise ValueError(f"metrics of step {step} after those of step {self._step}")
+        if step > self._step:
+            self._step, self._names = step, set()
+        if again := self._names & set(names):
+            raise ValueError(f"step {step} already has a value of {', '.join(sorted(again))}")
+        self._names |= set(names)
+
+
+_RESERVED = frozenset({"step", "unix_time_s"})
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """Reads the lines of a file of metrics, in order; each has `step`, `unix_time_s` and the values logged."""
+    return read_json_lines(path)
+
+
+class TensorBoardSink:
+    """Writes metrics as TensorBoard event files."""
+
+    def __init__(self, directory: Path, resume_step: int | None = None) -> None:
+        """Opens a new event file.
+
+        Args:
+            directory: Folder of the event files.
+            resume_step: As for `Metrics`; TensorBoard then hides what older files hold of later steps.
+        """
+        from tensorboardX import SummaryWriter  # takes a while to import, and many commands need none
+
+        self._path = directory
+        with machine_faults(directory):
+            self._writer = SummaryWriter(
+                str(directory), purge_step=None if resume_step is None else resume_step + 1, write_to_disk=True
+            )
+
+    def log(self, step: int, values: Mapping[str, Scalar]) -> None:
+        """Takes the numbers among the values."""
+        with machine_faults(self._path):
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flushes and closes; idempotent."""
+        with machine_faults(self._path):
+            self._writer.close()
