@@ -1,0 +1,132 @@
+"""Softmax attention with grouped query heads, over packed rows and over a cache.
+
+`packed_attention` walks blocks of queries, each against the keys up to its end, and keeps only the output and the
+log-sum of each query for the backward pass, which computes the scores again. `packed_attention_naive` is its oracle.
+
+Legend: B rows, T queries, S keys, H query heads, K key heads, R = H / K, D head width.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+_MASKED = -1e30  # finite: a row without any key must not become NaN
+
+
+def packed_attention_naive(
+    q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, segment_ids_BT: jax.Array
+) -> jax.Array:
+    """Causal attention within segments.
+
+    Args:
+        q_BTHD: Queries, scaled.
+        k_BTKD: Keys.
+        v_BTKD: Values.
+        segment_ids_BT: int32; a token attends to itself and to earlier tokens of the same id.
+
+    Returns:
+        `[B, T, H, D]`.
+    """
+    rows, time, _, width = q_BTHD.shape
+    q = q_BTHD.reshape(rows, time, k_BTKD.shape[2], -1, width)
+    scores = jnp.einsum("btkrd,bskd->bkrts", q, k_BTKD)
+    seen = (segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]) & jnp.tril(jnp.ones((1, time, time), bool))
+    weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, _MASKED), axis=-1)
+    return jnp.einsum("bkrts,bskd->btkrd", weights, v_BTKD).reshape(q_BTHD.shape)
+
+
+def packed_attention(
+    q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, segment_ids_BT: jax.Array, *, block: int = 128
+) -> jax.Array:
+    """The same as `packed_attention_naive`, by blocks of `block` queries."""
+    rows, time, heads, width = q_BTHD.shape
+    num_keys = k_BTKD.shape[2]
+    q = jnp.moveaxis(q_BTHD.reshape(rows, time, num_keys, heads // num_keys, width), 1, 3)  # [B, K, R, T, D]
+    k, v = jnp.moveaxis(k_BTKD, 1, 2), jnp.moveaxis(v_BTKD, 1, 2)  # [B, K, T, D]
+    out = _blocked(q, k, v, segment_ids_BT, block)
+    return jnp.moveaxis(out, 3, 1).reshape(q_BTHD.shape)
+
+
+def _blocks(time: int, block: int) -> list[tuple[int, int]]:
+    return [(start, min(start + block, time)) for start in range(0, time, block)]
+
+
+def _scores(q: jax.Array, k: jax.Array, segments: jax.Array, start: int, end: int) -> jax.Array:
+    """Masked scores `[B, K, R, end - start, end]` of one block of queries."""
+    seen = (segments[:, start:end, None] == segments[:, None, :end]) & (
+        jnp.arange(start, end)[None, :, None] >= jnp.arange(end)[None, None]
+    )
+    rows, keys, repeats, _, width = q.shape
+    flat = q[:, :, :, start:end].reshape(rows, keys, repeats * (end - start), width)
+    scores = jnp.einsum("bktd,bksd->bkts", flat, k[:, :, :end])
+    scores = scores.reshape(rows, keys, repeats, end - start, end)
+    return jnp.where(seen[:, None, None], scores, _MASKED)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _blocked(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, block: int) -> jax.Array:
+    return _blocked_forward(q, k, v, segments, block)[0]
+
+
+def _blocked_forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, block: int
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    outs, logs = [], []
+    for start, end in _blocks(q.shape[3], block):
+        scores = _scores(q, k, segments, start, end)
+        top = scores.max(-1, keepdims=True)
+        weights = jnp.exp(scores - top)
+        total = weights.sum(-1, keepdims=True)
+        flat = weights.reshape(*weights.shape[:2], -1, end)
+        out = jnp.einsum("bkts,bksd->bktd", flat, v[:, :, :end])
+        outs.append(out.reshape(*weights.shape[:4], -1) / total)
+        logs.append(top + jnp.log(total))
+    out, log = jnp.concatenate(outs, axis=3), jnp.concatenate(logs, axis=3)
+    return out, (q, k, v, segments, out, log)
+
+
+def _blocked_backward(block: int, saved: tuple[jax.Array, ...], dout: jax.Array) -> tuple[jax.Array | None, ...]:
+    q, k, v, segments, out, log = saved
+    dout = lax.optimization_barrier(dout)
+    dot = (dout * out).sum(-1, keepdims=True)
+    dq, dk, dv = [], jnp.zeros_like(k), jnp.zeros_like(v)
+    for start, end in _blocks(q.shape[3], block):
+        here = slice(start, end)
+        flatten = lambda x: x.reshape(*x.shape[:2], -1, x.shape[-1])  # noqa: E731
+        weights = jnp.exp(_scores(q, k, segments, start, end) - log[:, :, :, here])
+        dflat = flatten(dout[:, :, :, here])
+        dweights = jnp.einsum("bktd,bksd->bkts", dflat, v[:, :, :end]).reshape(weights.shape)
+        dscores = flatten(weights * (dweights - dot[:, :, :, here]))
+        dq.append(jnp.einsum("bkts,bksd->bktd", dscores, k[:, :, :end]).reshape(q[:, :, :, here].shape))
+        dk = dk.at[:, :, :end].add(jnp.einsum("bkts,bktd->bksd", dscores, flatten(q[:, :, :, here])))
+        dv = dv.at[:, :, :end].add(jnp.einsum("bkts,bktd->bksd", flatten(weights), dflat))
+    return jnp.concatenate(dq, axis=3), dk, dv, None
+
+
+_blocked.defvjp(_blocked_forward, _blocked_backward)
+
+
+def cached_attention(q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, lengths_B: jax.Array) -> jax.Array:
+    """Attention of the newest tokens to a cache that holds them already.
+
+    Args:
+        q_BTHD: Queries, scaled, of tokens at positions `lengths .. lengths + T - 1`.
+        k_BSKD: Keys of all positions.
+        v_BSKD: Values of all positions.
+        lengths_B: int32, tokens before the first query of each row.
+
+    Returns:
+        `[B, T, H, D]`.
+    """
+    rows, time, heads, width = q_BTHD.shape
+    num_keys = k_BSKD.shape[2]
+    q = q_BTHD.reshape(rows, time, num_keys, heads // num_keys, width)
+    scores = jnp.einsum("btkrd,bskd->bkrts", q, k_BSKD)
+    last = lengths_B[:, None] + jnp.arange(time)[None]
+    seen = jnp.arange(k_BSKD.shape[1])[None, None] <= last[..., None]  # [B, T, S]
+    weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, _MASKED), axis=-1)
+    return jnp.einsum("bkrts,bskd->btkrd", weights, v_BSKD).reshape(q_BTHD.shape)

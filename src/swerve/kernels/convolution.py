@@ -1,0 +1,74 @@
+"""Causal depthwise convolution followed by silu, exact at segment borders.
+
+Legend: B rows, T time, C channels, W kernel width, Z = W - 1 inputs before the row.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def causal_convolution(
+    x_BTC: jax.Array, weight_WC: jax.Array, history_BZC: jax.Array, reach_BT: jax.Array
+) -> jax.Array:
+    """`silu(sum_s weight[W-1-s] * x[t-s])` over the `s` that reach back no further than allowed.
+
+    Args:
+        x_BTC: Inputs.
+        weight_WC: The last row multiplies the present input.
+        history_BZC: The inputs before the row; zeros at the start of a sequence.
+        reach_BT: int32, how many inputs before t belong to the same sequence (any larger number means all).
+
+    Returns:
+        `[B, T, C]`.
+    """
+    return _convolve(x_BTC, weight_WC, history_BZC, reach_BT)
+
+
+@jax.custom_vjp
+def _convolve(x: jax.Array, weight: jax.Array, history: jax.Array, reach: jax.Array) -> jax.Array:
+    return jax.nn.silu(_weighted_sum(jnp.concatenate([history, x], axis=1), weight, reach))
+
+
+def _weighted_sum(padded: jax.Array, weight: jax.Array, reach: jax.Array) -> jax.Array:
+    width, time = weight.shape[0], reach.shape[1]
+    total = padded[:, width - 1 :] * weight[None, -1:]
+    for back in range(1, width):
+        seen = padded[:, width - 1 - back : width - 1 - back + time]
+        total += jnp.where((reach >= back)[..., None], seen, 0) * weight[None, None, width - 1 - back]
+    return total
+
+
+def _forward(
+    x: jax.Array, weight: jax.Array, history: jax.Array, reach: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    padded = jnp.concatenate([history, x], axis=1)
+    return jax.nn.silu(_weighted_sum(padded, weight, reach)), (padded, weight, reach)
+
+
+def _backward(saved: tuple[jax.Array, ...], dout: jax.Array) -> tuple[jax.Array | None, ...]:
+    padded, weight, reach = saved
+    width, time = weight.shape[0], reach.shape[1]
+    before = _weighted_sum(padded, weight, reach)
+    gate = jax.nn.sigmoid(before)
+    dsum = lax.optimization_barrier(dout * gate * (1 + before * (1 - gate)))
+    dpadded = jnp.zeros_like(padded)
+    dweight = []
+    for back in range(width):
+        here = jnp.where((reach >= back)[..., None], dsum, 0)
+        start = width - 1 - back
+        dpadded += jnp.pad(here * weight[None, None, start], ((0, 0), (start, back), (0, 0)))
+        dweight.append((here * padded[:, start : start + time]).sum((0, 1)))
+    return dpadded[:, width - 1 :], jnp.stack(dweight[::-1]), dpadded[:, : width - 1], None
+
+
+_convolve.defvjp(_forward, _backward)
+
+
+def causal_convolution_naive(
+    x_BTC: jax.Array, weight_WC: jax.Array, history_BZC: jax.Array, reach_BT: jax.Array
+) -> jax.Array:
+    """The same, plainly: the oracle of `causal_convolution` and of its gradient."""
+    return jax.nn.silu(_weighted_sum(jnp.concatenate([history_BZC, x_BTC], axis=1), weight_WC, reach_BT))

@@ -1,0 +1,34 @@
+"""The Qwen3.5-MoE hybrid text model: configuration, parameters, training forward pass, decoding, log-probs, files.
+
+This package owns what the policy computes, from token ids to log-probabilities, exactly as the published implementation
+does, with packed sequences that never see each other. Trainer and engine share it; it knows neither.
+"""
+
+from swerve.models.config import TINY, Qwen35MoeConfig
+from swerve.models.decode import DecodeState, extend, init_state, reset_rows
+from swerve.models.execution import Execution
+from swerve.models.forward import ForwardOutput, forward
+from swerve.models.head import logits, token_logprobs
+from swerve.models.hf import load_hf, save_hf
+from swerve.models.parameters import initialise, num_active_parameters, parameters, stack_blocks, unstack_blocks
+
+__all__ = [
+    "TINY",
+    "DecodeState",
+    "Execution",
+    "ForwardOutput",
+    "Qwen35MoeConfig",
+    "extend",
+    "forward",
+    "init_state",
+    "initialise",
+    "load_hf",
+    "logits",
+    "num_active_parameters",
+    "parameters",
+    "reset_rows",
+    "save_hf",
+    "stack_blocks",
+    "token_logprobs",
+    "unstack_blocks",
+]
