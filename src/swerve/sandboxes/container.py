@@ -38,6 +38,7 @@ _FILES = {
     "/run/empty_file": "",
 }
 _EXIT_GRACE_S = 5.0
+_ANSWER_GRACE_S = 60.0
 _CALL_ERRORS: dict[str, type[protocol.CallError]] = {
     "exited": protocol.CallExitedError,
     "crashed": protocol.CallCrashedError,
@@ -95,11 +96,18 @@ class _Channel(asyncio.Protocol):
         self._transport.write(struct.pack(">I", len(payload)) + payload)
 
     async def request(self, operation: str, **fields: Json) -> dict[str, Any]:
-        """Send a request and wait for its reply; if the waiting is cancelled, what it started is killed."""
+        """Send a request and wait for its reply; if the waiting is cancelled, what it started is killed.
+
+        The sandbox keeps the request's own time limit. One that does not answer long after it is given up.
+        """
         number = next(self._numbers)
         self._send({"id": number, "op": operation, **fields})
-        future = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
         self._pending[number] = future
+        watchdog = None
+        if operation != "prepare":
+            watchdog = loop.call_later(fields.get("timeout_s", 0.0) + _ANSWER_GRACE_S, self._give_up)
         try:
             return await future
         except asyncio.CancelledError:
@@ -107,6 +115,13 @@ class _Channel(asyncio.Protocol):
             with contextlib.suppress(SandboxLostError):
                 self._send({"id": next(self._numbers), "op": "abort", "target": number})
             raise
+        finally:
+            if watchdog is not None:
+                watchdog.cancel()
+
+    def _give_up(self) -> None:
+        self._lost = f"it did not answer for {_ANSWER_GRACE_S:g} s after its time limit"
+        self.close()
 
 
 class BubblewrapSandbox:
@@ -186,6 +201,11 @@ class Container:
     def is_alive(self) -> bool:
         """Whether it can start sandboxes."""
         return self._control is not None
+
+    @property
+    def process_id(self) -> int | None:
+        """The host's process id of bwrap, or `None` once it is gone."""
+        return None if self._process is None else self._process.pid
 
     # --------------------------------------------------------------------------------------------- life
 
@@ -329,15 +349,19 @@ class Container:
             if future is not None and not future.done():
                 future.set_result(message.get("message", ""))
 
-    def _tell(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        if self._control is None:
-            raise SandboxLostError(f"sandbox image {self.image.name}: {self._cause or 'not started'}")
-        try:
-            socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
-        except OSError as error:
-            if not isinstance(error, BlockingIOError):
+    async def _tell(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        data = json.dumps(message).encode()
+        while True:
+            if self._control is None:
+                raise SandboxLostError(f"sandbox image {self.image.name}: {self._cause or 'not started'}")
+            try:
+                socket.send_fds(self._control, [data], descriptors)
+                return
+            except BlockingIOError:
+                # The zygote is behind: hundreds of messages wait for it.
+                await asyncio.sleep(0.005)
+            except OSError:
                 self._lose("its container died")
-            raise SandboxLostError(f"sandbox image {self.image.name}: {error.strerror}") from None
 
     # ---------------------------------------------------------------------------------------- sandboxes
 
@@ -356,24 +380,21 @@ class Container:
         loop = asyncio.get_running_loop()
         number = next(self._numbers)
         channel = _Channel(f"sandbox {number} of image {self.image.name}")
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._tell({"op": "start", "sandbox": number}, (theirs.fileno(),))
-            except BaseException:
-                ours.close()
-                raise
-        ended: asyncio.Future[str] = loop.create_future()
-        self._ended[number] = ended
-        ours.setblocking(False)
         sandbox = kind(self, number, channel)
+        ended: asyncio.Future[str] = loop.create_future()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
         try:
+            with theirs:
+                await self._tell({"op": "start", "sandbox": number}, (theirs.fileno(),))
+                self._ended[number] = ended
             async with asyncio.timeout(timeout_s):
                 await loop.create_connection(lambda: channel, sock=ours)
                 await sandbox.prepare(prepare)
         except BaseException as error:
+            channel.close()
             ours.close()
-            await asyncio.shield(sandbox.close())
+            await asyncio.shield(self.kill(number))
             if isinstance(error, TimeoutError):
                 name = self.image.name
                 raise MachineError(f"sandbox image {name}: a sandbox was not ready after {timeout_s:g} s") from None
@@ -389,7 +410,7 @@ class Container:
         if future is None:
             return
         with contextlib.suppress(SandboxLostError):
-            self._tell({"op": "kill", "sandbox": number})
+            await self._tell({"op": "kill", "sandbox": number})
         await asyncio.shield(future)
 
 

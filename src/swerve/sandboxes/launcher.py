@@ -5,7 +5,8 @@ mount namespace of its own this program binds every source below an in-memory di
 folders such as /root stay reachable), becomes an unprivileged user for good, and turns into bwrap.
 """
 
-# ruff: noqa: PTH - descriptors and system calls throughout; pathlib would only cost its import
+# Descriptors and system calls throughout; pathlib would only cost its import.
+# ruff: noqa: PTH103, PTH112, PTH120
 
 from __future__ import annotations
 

@@ -136,6 +136,12 @@ class SandboxPool:
         await container.launch(self._preload_timeout_s)
         return container
 
+    def process_ids(self) -> list[int]:
+        """Return the host's process ids of the pool's containers; their sandboxes are below them."""
+        tasks = [task for task in self._containers.values() if task.done() and not task.cancelled()]
+        containers = [task.result() for task in tasks if task.exception() is None]
+        return [pid for container in (*containers, *self._one_shots) if (pid := container.process_id) is not None]
+
     async def close(self) -> None:
         """Kill every sandbox and container; wait until they are gone. Idempotent."""
         self._closed = True
