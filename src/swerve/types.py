@@ -277,12 +277,14 @@ class Turn:
         tool_names: Tools of the well-formed calls, in order.
         num_malformed_calls: Calls that could not be read; each was reported to the policy.
         observations: Text of each tool result, in order.
+        num_repeated_failures: Calls that failed although the very same call had failed before.
     """
 
     text: str
     tool_names: tuple[str, ...]
     num_malformed_calls: int
     observations: tuple[str, ...]
+    num_repeated_failures: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -302,7 +304,7 @@ class Trajectory:
         reward: 1.0 or 0.0 for a valid sample, `None` otherwise.
         error: Cause in one line where the status is ERROR, AGENT_TIMEOUT or CANCELLED, else empty.
         test_statuses: Status per test as graded.
-        seconds: Wall-clock seconds by phase (`generate`, `tools`, `grade`).
+        seconds: Wall-clock seconds by phase (`start`, `generate`, `tools`, `grade`).
         seed: Sampling seed of the session.
     """
 

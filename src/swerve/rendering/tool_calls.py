@@ -234,7 +234,7 @@ def _read_parts(
         elif text.startswith("</tool_call>", position, limit):
             return name, raw, position + len("</tool_call>")
         elif position >= limit:
-            raise _CallError(f"the call of {name} is cut off: </function> is missing")
+            raise _CallError("the call is cut off: </parameter> or </function> is missing")
         else:
             raise _CallError(f"the call of {name} holds text outside of its parameters")
 
@@ -250,7 +250,7 @@ def _read_value(text: str, start: int, limit: int, known: Mapping[str, Parameter
     if not ends:
         match = _ANY_CLOSE.search(text, start, limit)
         if match is None:
-            raise _CallError("the call is cut off inside a parameter: </parameter> is missing")
+            raise _CallError("the call is cut off: </parameter> or </function> is missing")
         ends.append(match.start())
     end = min(ends)
     value = text[start:end].removeprefix("\n").removesuffix("\n")

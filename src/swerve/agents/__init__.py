@@ -1,0 +1,11 @@
+"""Agents: what happens between a policy and a sandbox during one episode.
+
+This package owns the turn loop, the tools with their schemas, and the editor. It asks a `PolicySession` for tokens and
+a `Sandbox` for effects; it knows nothing of tasks, of grading, or of where either of the two comes from.
+"""
+
+from swerve.agents.codeact import NO_CALL, CodeActAgent, Transcript
+from swerve.agents.editor import StrReplaceEditor
+from swerve.agents.tools import TOOL_SCHEMAS, Toolbox
+
+__all__ = ["NO_CALL", "TOOL_SCHEMAS", "CodeActAgent", "StrReplaceEditor", "Toolbox", "Transcript"]

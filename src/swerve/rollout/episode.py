@@ -1,0 +1,243 @@
+"""One episode: a task and a policy in, a trajectory out.
+
+    open session ---> start sandbox ---> agent loop ---> read files ---> close sandbox ---> grade elsewhere
+                                         |<- episode_timeout_s ->|
+
+The session is opened before anything that takes time, in the order of the tasks, and closed as soon as the policy is
+asked no more: engines that work in rounds wait for every open session. Waiting for a place costs no episode time.
+Whatever goes wrong on the way becomes the trajectory's status. Only a mistake in the program itself is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from swerve.agents import CodeActAgent, Toolbox, Transcript
+from swerve.rendering import ConversationRenderer
+from swerve.sandboxes import Json, Sandbox, SandboxFileError
+from swerve.types import EpisodeStatus, Limits, Policy, SamplingParams, SwerveError, Task, Trajectory
+
+
+class StartsSandboxes(Protocol):
+    """What an episode needs of a sandbox pool."""
+
+    async def start(self, image_name: str, prepare: Json = None) -> Sandbox:
+        """Start a sandbox of a named image, prepared with a payload."""
+        ...
+
+
+class PreparesTasks(Protocol):
+    """What an episode needs of an environment."""
+
+    def image_for(self, task: Task) -> str:
+        """Name of the image the agent's sandbox starts from."""
+        ...
+
+    def prepare_payload(self, task: Task) -> Json:
+        """What the image's harness is told before the agent's first command."""
+        ...
+
+
+class Verdict(Protocol):
+    """What an episode needs of a grade."""
+
+    @property
+    def reward(self) -> float | None:
+        """1.0 or 0.0, or `None` where the grader could not decide."""
+        ...
+
+    @property
+    def test_statuses(self) -> Mapping[str, str]:
+        """Status per test."""
+        ...
+
+    @property
+    def status(self) -> EpisodeStatus:
+        """SUCCEEDED where there is a verdict, GRADER_TIMEOUT, or ERROR."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """Cause of an ERROR in one line."""
+        ...
+
+
+class Grades(Protocol):
+    """What an episode needs of a grader."""
+
+    async def grade(self, task: Task, files: Mapping[str, str]) -> Verdict:
+        """Grade the workspace files that the agent left, in a sandbox of the grader's own."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeSettings:
+    """How episodes are played.
+
+    Attributes:
+        sampling: How the policy's tokens are drawn.
+        limits: Used in place of each task's own limits, unless `None`.
+        max_observation_characters: Longer observations lose their middle, and say so.
+    """
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    limits: Limits | None = None
+    max_observation_characters: int = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeRoles:
+    """Those an episode works with.
+
+    Attributes:
+        policy: Gives tokens.
+        pool: Starts the agent's sandboxes.
+        environment: Knows how a task's sandbox is prepared.
+        grader: Decides on the reward.
+        renderer: Turns conversations into tokens of the policy.
+    """
+
+    policy: Policy
+    pool: StartsSandboxes
+    environment: PreparesTasks
+    grader: Grades
+    renderer: ConversationRenderer
+
+
+async def run_episode(
+    task: Task,
+    sample_index: int,
+    *,
+    roles: EpisodeRoles,
+    settings: EpisodeSettings,
+    seed: int,
+    session_id: str | None = None,
+) -> Trajectory:
+    """Play one episode and have it graded.
+
+    Args:
+        task: What to repair.
+        sample_index: Which of the task's attempts this is.
+        roles: Whom to work with.
+        settings: How to play.
+        seed: Of the policy's sampling.
+        session_id: Unique among open sessions; made of the task and the attempt if `None`.
+
+    Returns:
+        The trajectory; its status says how the episode ended. Failures of infrastructure are values, too.
+    """
+    limits = settings.limits or task.limits
+    transcript = Transcript()
+    files: dict[str, str] = {}
+    error = ""
+    session_id = session_id or f"{task.id}#{sample_index:04d}"
+    try:
+        status = await _play(task, roles, settings, limits, transcript, files, seed, session_id)
+    except (SwerveError, OSError) as failure:
+        status, error = EpisodeStatus.ERROR, _one_line(failure)
+    if status is EpisodeStatus.AGENT_TIMEOUT:
+        error = f"the episode's {limits.episode_timeout_s:g} s ran out"
+    elif status is EpisodeStatus.CANCELLED:
+        error = "the policy stopped generating"
+    reward: float | None = None
+    test_statuses: Mapping[str, str] = {}
+    if status.is_valid_sample:
+        status, reward, test_statuses, error = await _grade(task, files, status, roles.grader, transcript)
+    tokens, sampled, logprobs, versions = transcript.arrays()
+    return Trajectory(
+        task_id=task.id,
+        sample_index=sample_index,
+        tokens=tokens,
+        sampled=sampled,
+        behaviour_logprobs=logprobs,
+        weights_versions=versions,
+        status=status,
+        reward=reward,
+        turns=tuple(transcript.turns),
+        error=error,
+        test_statuses=test_statuses,
+        seconds=transcript.seconds,
+        seed=seed,
+    )
+
+
+async def _play(
+    task: Task,
+    roles: EpisodeRoles,
+    settings: EpisodeSettings,
+    limits: Limits,
+    transcript: Transcript,
+    files: dict[str, str],
+    seed: int,
+    session_id: str,
+) -> EpisodeStatus:
+    """Let the agent work; what it leaves of the workspace goes into `files`."""
+    start = time.perf_counter()
+    session = await roles.policy.open(session_id, seed)
+    sandbox: Sandbox | None = None
+    try:
+        sandbox = await roles.pool.start(roles.environment.image_for(task), roles.environment.prepare_payload(task))
+        for path, text in task.workspace.items():
+            await sandbox.write_file(path, text)
+        transcript.add_seconds("start", start)
+        toolbox = Toolbox(
+            sandbox,
+            command_timeout_s=limits.command_timeout_s,
+            max_observation_characters=settings.max_observation_characters,
+        )
+        agent = CodeActAgent(roles.renderer, settings.sampling, max_turns=limits.max_turns)
+        budget = asyncio.timeout(limits.episode_timeout_s)
+        try:
+            async with budget:
+                status = await agent.run(
+                    task.problem_statement, session, toolbox, transcript, context_length=roles.policy.context_length
+                )
+        except TimeoutError:
+            if not budget.expired():
+                raise
+            return EpisodeStatus.AGENT_TIMEOUT
+        session.close()
+        if status.is_valid_sample:
+            files.update(await _read_workspace(task, sandbox))
+        return status
+    finally:
+        session.close()
+        if sandbox is not None:
+            await sandbox.close()
+
+
+async def _read_workspace(task: Task, sandbox: Sandbox) -> dict[str, str]:
+    """The task's files as the agent left them; those it removed, or made unreadable, are missing."""
+    files: dict[str, str] = {}
+    for path in task.workspace:
+        try:
+            files[path] = await sandbox.read_file(path)
+        except SandboxFileError:
+            continue
+    return files
+
+
+async def _grade(
+    task: Task, files: Mapping[str, str], status: EpisodeStatus, grader: Grades, transcript: Transcript
+) -> tuple[EpisodeStatus, float | None, Mapping[str, str], str]:
+    """Status, reward, test statuses and error of a finished episode."""
+    start = time.perf_counter()
+    try:
+        verdict = await grader.grade(task, files)
+    except (SwerveError, OSError) as failure:
+        return EpisodeStatus.ERROR, None, {}, _one_line(failure)
+    finally:
+        transcript.add_seconds("grade", start)
+    if verdict.status is EpisodeStatus.GRADER_TIMEOUT:
+        return EpisodeStatus.GRADER_TIMEOUT, 0.0, verdict.test_statuses, ""
+    if verdict.status is not EpisodeStatus.SUCCEEDED or verdict.reward is None:
+        return EpisodeStatus.ERROR, None, verdict.test_statuses, verdict.error or "the grader gave no verdict"
+    return status, verdict.reward, verdict.test_statuses, ""
+
+
+def _one_line(failure: BaseException) -> str:
+    return " ".join(str(failure).split()) or type(failure).__name__
