@@ -188,5 +188,6 @@ def test_every_setting_has_help_and_a_lawful_default(schema):
     for setting in settings(schema):
         assert len(setting.help) > 10 or setting.key == "kind", setting.key
         if setting.range is not None:
+            assert isinstance(setting.default, int | float)
             assert setting.range.allows(setting.default), setting.key
     check_recipe(schema())
