@@ -1,7 +1,8 @@
 """`swerve`: finds the command, runs it, and turns every fault into one line and an exit code.
 
 Exit codes: 0 done; 1 the machine is at fault, or Swerve is; 2 the input is at fault; 130 and 143 after Ctrl-C and
-SIGTERM, once everything that runs has been put away.
+SIGTERM, once everything that runs has been put away. Nothing but the standard library is imported before a command is
+known, so that help answers at once.
 """
 
 import contextlib
@@ -15,9 +16,7 @@ from types import FrameType
 from typing import NoReturn
 
 import swerve
-from swerve.cli.parser import Parser
 from swerve.cli.registry import commands
-from swerve.types import SwerveError
 
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
@@ -36,9 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _termination_unwinds():
             return _dispatch(words)
-    except SwerveError as error:
-        _complain(str(error), "--debug" in words)
-        return error.exit_code
     except KeyboardInterrupt:
         _complain("interrupted", "--debug" in words)
         return _INTERRUPTED
@@ -47,6 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
+        from swerve.types import SwerveError
+
+        if isinstance(error, SwerveError):
+            _complain(str(error), "--debug" in words)
+            return error.exit_code
         _complain(f"internal error: {_where(error)} (--debug shows the traceback)", "--debug" in words)
         return 1
 
@@ -59,6 +60,9 @@ def _dispatch(words: list[str]) -> int:
     if name == "--version":
         print(swerve.__version__)
         return 0
+    from swerve.cli.parser import Parser
+    from swerve.types import SwerveError
+
     known = commands()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
