@@ -10,7 +10,7 @@
 
 The reader never raises and never lets one broken call take another one with it:
 
-- Every place that opens a call yields exactly one call or one `MalformedCall`, in the order of the text.
+- Every call that opens yields exactly one `ToolCall` or one `MalformedCall`, in the order of the text.
 - A call ends where the next one opens (`<tool_call>` followed by `<function=`), whatever is missing in between. So
   this sequence is the one thing a value cannot hold; any other tag may stand in a value.
 - One missing closing tag loses nothing. A call that the text's end cuts off is malformed: half an edit never runs.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -38,7 +38,11 @@ class PreparesTasks(Protocol):
         ...
 
     def prepare_payload(self, task: Task) -> Json:
-        """What the image's harness is told before the agent's first command."""
+        """What the image's harness is told before the agent's first command; it writes the workspace."""
+        ...
+
+    def editable_files(self, task: Task) -> Sequence[str]:
+        """Files of the workspace that count as the agent's work."""
         ...
 
 
@@ -181,8 +185,6 @@ async def _play(
     sandbox: Sandbox | None = None
     try:
         sandbox = await roles.pool.start(roles.environment.image_for(task), roles.environment.prepare_payload(task))
-        for path, text in task.workspace.items():
-            await sandbox.write_file(path, text)
         transcript.add_seconds("start", start)
         toolbox = Toolbox(
             sandbox,
@@ -202,7 +204,7 @@ async def _play(
             return EpisodeStatus.AGENT_TIMEOUT
         session.close()
         if status.is_valid_sample:
-            files.update(await _read_workspace(task, sandbox))
+            files.update(await _read_files(sandbox, roles.environment.editable_files(task)))
         return status
     finally:
         session.close()
@@ -210,10 +212,10 @@ async def _play(
             await sandbox.close()
 
 
-async def _read_workspace(task: Task, sandbox: Sandbox) -> dict[str, str]:
-    """The task's files as the agent left them; those it removed, or made unreadable, are missing."""
+async def _read_files(sandbox: Sandbox, paths: Sequence[str]) -> dict[str, str]:
+    """Files as the agent left them; those it removed, or made unreadable, are missing."""
     files: dict[str, str] = {}
-    for path in task.workspace:
+    for path in paths:
         try:
             files[path] = await sandbox.read_file(path)
         except SandboxFileError:
