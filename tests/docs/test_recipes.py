@@ -1,0 +1,67 @@
+"""Every recipe that ships reads, survives the way through TOML, and is named in the documentation."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from swerve.cli.parser import Parser
+from swerve.cli.registry import commands
+from swerve.config import parse_recipe, read_recipe, render
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RECIPES = sorted(ROOT.glob("recipes/**/*.toml"))
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+
+
+def shown_commands():
+    """Command lines of `swerve` in indented or fenced blocks of the documentation."""
+    for page in PAGES:
+        fenced = False
+        for line in page.read_text().splitlines():
+            if line.lstrip().startswith("```"):
+                fenced = not fenced
+                continue
+            text = line.strip().removeprefix("$ ").removeprefix(".venv/bin/")
+            if (fenced or line.startswith("    ")) and text.startswith("swerve "):
+                yield pytest.param(text.partition(" #")[0].strip(), id=f"{page.name}:{text}")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_a_recipe_reads_and_round_trips(path):
+    recipe = read_recipe(path)
+    assert parse_recipe(render(recipe)) == recipe
+
+
+def test_there_are_recipes():
+    assert {path.name for path in RECIPES} >= {"demo.toml", "functions.toml", "mini.toml", "tiny_pretrain.toml"}
+
+
+def test_every_recipe_is_documented():
+    text = "".join(page.read_text() for page in PAGES)
+    assert [path.name for path in RECIPES if f"recipes/{path.relative_to(ROOT / 'recipes')}" not in text] == []
+
+
+@pytest.mark.parametrize("line", list(shown_commands()))
+def test_commands_in_the_documentation_parse(line):
+    _, name, *words = shlex.split(line)
+    if name == "--help":
+        return
+    command = commands().get(name)
+    if command is None:
+        pytest.skip(f"swerve {name} is not there yet")
+    parser = Parser(prog=f"swerve {name}")
+    command.load().add_arguments(parser)
+    if "--help" in words:
+        return
+    parser.parse(words)
+
+
+def test_files_named_in_the_documentation_exist():
+    missing = []
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            if not (page.parent / target).exists():
+                missing.append(f"{page.name}: {target}")
+    assert missing == []
