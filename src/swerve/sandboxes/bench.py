@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import resource
 import tempfile
@@ -70,30 +71,27 @@ async def bench(count: int = 200, *, concurrency: int = 8, distributions: tuple[
     with tempfile.TemporaryDirectory() as directory:
         harness = Path(directory) / "harness.py"
         harness.write_text(_HARNESS, encoding="utf-8")
+        harness.chmod(0o644)
         image = SandboxImage(name="bench", harness=harness, distributions=distributions)
+        operations: dict[str, Callable[[Sandbox], Awaitable[object]]] = {
+            "exec true": lambda sandbox: sandbox.exec("true", 10.0),
+            "exec ./run_tests": lambda sandbox: sandbox.exec("./run_tests", 10.0),
+            "call": lambda sandbox: sandbox.call("nothing", 1, 10.0),
+            "write_file": lambda sandbox: sandbox.write_file("file.py", "x = 1\n"),
+            "read_file": lambda sandbox: sandbox.read_file("run_tests"),
+        }
         results = []
-
-        async def repeat(name: str, operation: Callable[[Sandbox], Awaitable[object]]) -> None:
-            async with SandboxPool([image]) as pool:
-                sandbox = await pool.start("bench")
-                await operation(sandbox)
-                results.append(await _measure(name, count, lambda: operation(sandbox), pool))
-
-        async def start_and_close(pool: SandboxPool) -> None:
-            await (await pool.start("bench")).close()
-
-        async with SandboxPool([image]) as pool:
-            await start_and_close(pool)
-            results.append(await _measure("start+close", count, lambda: start_and_close(pool), pool))
         async with SandboxPool([image], max_concurrent_starts=concurrency) as pool:
-            await start_and_close(pool)
-            name = f"start+close, {concurrency} at once"
-            results.append(await _measure(name, count, lambda: start_and_close(pool), pool, concurrency))
-        await repeat("exec true", lambda sandbox: sandbox.exec("true", 10.0))
-        await repeat("exec ./run_tests", lambda sandbox: sandbox.exec("./run_tests", 10.0))
-        await repeat("call", lambda sandbox: sandbox.call("nothing", 1, 10.0))
-        await repeat("write_file", lambda sandbox: sandbox.write_file("file.py", "x = 1\n"))
-        await repeat("read_file", lambda sandbox: sandbox.read_file("run_tests"))
+
+            async def start_and_close() -> None:
+                await (await pool.start("bench")).close()
+
+            sandbox = await pool.start("bench")
+            for name, at_once in (("start+close", 1), (f"start+close, {concurrency} at once", concurrency)):
+                results.append(await _measure(name, count, start_and_close, pool, at_once))
+            for name, operation in operations.items():
+                await operation(sandbox)
+                results.append(await _measure(name, count, functools.partial(operation, sandbox), pool))
         return results
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -128,8 +129,7 @@ def plan_container(image: SandboxImage) -> ContainerPlan:
             raise SwerveError(f"sandbox image {image.name}: nothing can be mounted at {mount.target}")
         binds[mount.target] = mount.source
     for source in binds.values():
-        if not source.exists():
-            raise SwerveError(f"sandbox image {image.name}: {source} does not exist")
+        _check_source(image.name, source)
     search = dict.fromkeys([str(interpreter.parent), "/usr/local/bin", "/usr/bin", "/bin"])
     environment = {
         "PATH": ":".join(search),
@@ -155,6 +155,17 @@ def plan_container(image: SandboxImage) -> ContainerPlan:
         covered=_package_directories(prefix),
         harness=harness,
     )
+
+
+def _check_source(image_name: str, source: Path) -> None:
+    try:
+        mode = source.stat().st_mode
+    except OSError as error:
+        raise SwerveError(f"sandbox image {image_name}: {source}: {error.strerror}") from None
+    needed = 0o005 if stat.S_ISDIR(mode) else 0o004
+    if os.geteuid() == 0 and mode & needed != needed:
+        told = f"{source} is private to its owner, and sandboxes do not run as root"
+        raise SwerveError(f"sandbox image {image_name}: {told}: chmod -R o+rX {source}")
 
 
 def _system_binds(prefix: Path, interpreter: Path) -> dict[str, Path]:

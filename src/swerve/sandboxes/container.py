@@ -15,11 +15,13 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
 import tempfile
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from swerve.sandboxes import protocol
@@ -273,16 +275,17 @@ class Container:
 
     async def close(self) -> None:
         """Kill every sandbox and the container; wait until they are gone. Idempotent."""
+        was_ready = self._ready is not None and self._ready.done() and not self._ready.cancelled()
         self._lose("it was closed")
         process, self._process = self._process, None
         if process is None:
             return
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(None, process.wait, _EXIT_GRACE_S)
+            # A zygote that serves ends when the control socket closes; one that still loads its harness is killed.
+            await loop.run_in_executor(None, process.wait, _EXIT_GRACE_S if was_ready else 0.0)
         except subprocess.TimeoutExpired:
-            process.kill()
-            await loop.run_in_executor(None, process.wait)
+            await loop.run_in_executor(None, _kill, process)
         finally:
             if self._errors is not None:
                 self._errors.close()
@@ -412,6 +415,22 @@ class Container:
         with contextlib.suppress(SandboxLostError):
             await self._tell({"op": "kill", "sandbox": number})
         await asyncio.shield(future)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill bwrap's child, process 1 of the container, and so everything in it; bwrap ends after it."""
+    try:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii").split()
+    except OSError:
+        children = []
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(child), signal.SIGKILL)
+    try:
+        process.wait(1.0 if children else 0.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _memory_file(name: str, data: bytes) -> int:

@@ -237,6 +237,8 @@ class _Wakeup:
 
     def __init__(self) -> None:
         self.read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # Process 1 is spared every signal it has no handler for; Python's own for SIGINT would let a command end it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self.write_fd, warn_on_full_buffer=False)
 
@@ -248,6 +250,7 @@ class _Wakeup:
     def close(self) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.close(self.read_fd)
         os.close(self.write_fd)
 
