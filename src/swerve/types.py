@@ -277,7 +277,7 @@ class Turn:
         tool_names: Tools of the well-formed calls, in order.
         num_malformed_calls: Calls that could not be read; each was reported to the policy.
         observations: Text of each tool result, in order.
-        num_repeated_failures: Calls that failed although the very same call had failed before.
+        num_repeated_failures: Calls that failed just as the very same call had failed before, no file edited since.
     """
 
     text: str

@@ -12,6 +12,8 @@ from swerve.sandboxes import WORKDIR, Sandbox, SandboxFileError
 EDITED = "edited"
 UNDONE = "undone"
 CREATED = "created"
+CHANGES = frozenset({EDITED, UNDONE, CREATED})
+"""What the editor says when a file has changed."""
 NOTHING_TO_UNDO = "error: nothing to undo"
 NOT_FOUND = "error: old_str not found"
 

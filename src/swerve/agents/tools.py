@@ -10,7 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from swerve.agents.editor import StrReplaceEditor
+from swerve.agents.editor import CHANGES, StrReplaceEditor
 from swerve.rendering import ParameterSchema, ToolCall, ToolSchema
 from swerve.sandboxes import Sandbox
 
@@ -84,7 +84,7 @@ class Toolbox:
             FINISH: self._finish,
         }
         self.num_repeated_failures = 0
-        """Calls that failed although the very same call had failed before."""
+        """Calls that failed although the very same call had failed before and no file was edited since."""
 
     async def run(self, call: ToolCall) -> str:
         """Run one call and return its observation.
@@ -99,6 +99,8 @@ class Toolbox:
                 self.num_repeated_failures += 1
                 observation += " (this very call has failed before)"
             self._failed.add(key)
+        elif observation in CHANGES:
+            self._failed.clear()
         return observation
 
     async def _execute_bash(self, arguments: Mapping[str, Any]) -> str:

@@ -112,9 +112,19 @@ async def collect(
 
     num_seen: dict[str, int] = {}
     pending: list[list[asyncio.Task[Trajectory]]] = []
-    async with asyncio.TaskGroup() as group:
-        for task in tasks:
-            first = num_seen.get(task.id, 0)
-            num_seen[task.id] = first + num_samples
-            pending.append([group.create_task(fill(task, i)) for i in range(first, first + num_samples)])
+    try:
+        async with asyncio.TaskGroup() as group:
+            for task in tasks:
+                first = num_seen.get(task.id, 0)
+                num_seen[task.id] = first + num_samples
+                pending.append([group.create_task(fill(task, i)) for i in range(first, first + num_samples)])
+    except BaseExceptionGroup as errors:
+        raise _first(errors) from errors
     return [[place.result() for place in places_of_task] for places_of_task in pending]
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first error of nested groups: what the caller can act on, one clear line included."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

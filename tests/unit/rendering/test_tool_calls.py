@@ -89,26 +89,33 @@ def test_a_broken_call_is_reported_and_its_neighbours_run(broken):
     assert "\n" not in parsed.malformed[0].error
 
 
-@pytest.mark.parametrize("value", ["    return x", "\tx\n\ty", "a\n", "\na", "\n", "", " ", "&lt;b&gt; &amp;", "12", "null"])
+@pytest.mark.parametrize(
+    "value", ["    return x", "\tx\n\ty", "a\n", "\na", "\n", "", " ", "&lt;b&gt; &amp;", "12", "null"]
+)
 def test_a_value_survives_as_it_is(value):
     assert said(render_call("edit", {"path": "a", "new": value})) == ([("edit", {"path": "a", "new": value})], 0)
 
 
-@pytest.mark.parametrize("value", ["a </tool_call> b", "</function>", "</parameter>", "x </think> y", "<think>", "<tool_call>"])
+@pytest.mark.parametrize(
+    "value", ["a </tool_call> b", "</function>", "</parameter>", "x </think> y", "<think>", "<tool_call>"]
+)
 def test_other_tags_may_stand_in_a_value(value):
     text = render_call("edit", {"path": "a", "old": value, "new": f"p\n{value}\nq"}) + "\n" + LS
     assert said(text) == ([("edit", {"path": "a", "old": value, "new": f"p\n{value}\nq"}), LS_CALL], 0)
 
 
+_EDIT = "<tool_call>\n<function=edit>\n<parameter=path>\n"
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "<tool_call>\n<function=edit>\n<parameter=path>\na\n<parameter=new>\n  x\n  y\n</parameter>\n</function>\n</tool_call>",
-        "<tool_call>\n<function=edit>\n<parameter=path>\na\n</parameter>\n<parameter=new>\n  x\n  y\n</function>\n</tool_call>",
-        "<tool_call>\n<function=edit>\n<parameter=path>\na\n</parameter>\n<parameter=new>\n  x\n  y\n</tool_call>",
-        "<tool_call>\n<function=edit>\n<parameter=path>\na\n</parameter>\n<parameter=new>\n  x\n  y\n</parameter>\n</tool_call>",
-        "<tool_call>\n<function=edit>\n<parameter=path>\na\n</parameter>\n<parameter=new>\n  x\n  y\n</parameter>\n</function>",
-        "<tool_call><function=edit><parameter=path>a</parameter><parameter=new>\n  x\n  y</parameter></function></tool_call>",
+        _EDIT + "a\n<parameter=new>\n  x\n  y\n</parameter>\n</function>\n</tool_call>",
+        _EDIT + "a\n</parameter>\n<parameter=new>\n  x\n  y\n</function>\n</tool_call>",
+        _EDIT + "a\n</parameter>\n<parameter=new>\n  x\n  y\n</tool_call>",
+        _EDIT + "a\n</parameter>\n<parameter=new>\n  x\n  y\n</parameter>\n</tool_call>",
+        _EDIT + "a\n</parameter>\n<parameter=new>\n  x\n  y\n</parameter>\n</function>",
+        _EDIT.replace("\n", "") + "a</parameter><parameter=new>\n  x\n  y</parameter></function></tool_call>",
     ],
 )
 def test_one_missing_closing_tag_loses_nothing(text):
@@ -145,7 +152,14 @@ def test_only_the_schema_decides_on_a_type():
         [("edit", {"path": "1", "line": -7, "span": [1, -1], "flag": True, "ratio": 1.5, "options": {"a": 1}})],
         0,
     )
-    for wrong in ({"line": "1.5"}, {"span": "{}"}, {"flag": "1"}, {"ratio": "true"}, {"options": "["}, {"mode": "look"}):
+    for wrong in (
+        {"line": "1.5"},
+        {"span": "{}"},
+        {"flag": "1"},
+        {"ratio": "true"},
+        {"options": "["},
+        {"mode": "look"},
+    ):
         assert said(render_call("edit", {"path": "a", **wrong})) == ([], 1), wrong
     assert parse(render_call("edit", {"path": "a", "mode": "look"})).malformed[0].error.endswith("one of view, undo")
 
@@ -158,7 +172,11 @@ def test_a_parameter_given_twice_is_no_call():
 def test_the_schema_in_the_form_chat_templates_read():
     function = SCHEMAS["edit"].to_openai()["function"]
     assert function["parameters"]["required"] == ["path"]
-    assert function["parameters"]["properties"]["mode"] == {"type": "string", "description": "", "enum": ["view", "undo"]}
+    assert function["parameters"]["properties"]["mode"] == {
+        "type": "string",
+        "description": "",
+        "enum": ["view", "undo"],
+    }
 
 
 PLAIN = st.text(st.characters(exclude_characters="<"), max_size=60)
@@ -173,7 +191,10 @@ def test_what_is_written_is_read_back(edits, text):
     assert parsed.text == text.strip()
 
 
-@given(st.lists(st.sampled_from([LS, "<tool_call>\n<function=bash>\n<parameter=cmd>\n", "<tool_call>\n<function=a", "words"]), max_size=8))
+BROKEN = ("<tool_call>\n<function=bash>\n<parameter=cmd>\n", "<tool_call>\n<function=a")
+
+
+@given(st.lists(st.sampled_from([LS, *BROKEN, "words"]), max_size=8))
 def test_every_opening_yields_one_call_or_one_report(parts):
     parsed = parse("\n".join(parts))
     assert len(parsed.calls) == parts.count(LS)
@@ -182,20 +203,18 @@ def test_every_opening_yields_one_call_or_one_report(parts):
 
 
 FRAGMENTS = (
-    "<tool_call>", "</tool_call>", "<function=bash>", "<function=edit>", "<function=", "</function>", "<parameter=path>",
-    "<parameter=command>", "<parameter=", "</parameter>", "<think>", "</think>", "<|im_end|>", "\n", "\n\n", " ", "    x",
-    ">", "<", "=", "ls", "\ufffd", "\x00", "é", "[1, 2]", "-3",
+    "<tool_call>", "</tool_call>", "<function=bash>", "<function=edit>", "<function=", "</function>", "</parameter>",
+    "<parameter=path>", "<parameter=command>", "<parameter=", "<think>", "</think>", "<|im_end|>", "\n", "\n\n", " ",
+    "    x", ">", "<", "=", "ls", "\ufffd", "\x00", "é", "[1, 2]", "-3",
 )  # fmt: skip
+CALLS = (("bash", {"command": "ls"}), ("edit", {"path": "a", "new": "  b\n</parameter>"}), ("finish", {}))
 
 
 def mutated(rng):
     """A conversation's turn, then bent: characters cut, doubled, moved; or just a heap of fragments."""
     if rng.random() < 0.5:
         return "".join(rng.choices(FRAGMENTS, k=rng.randrange(1, 40)))
-    text = "\n".join(
-        render_call(*rng.choice([("bash", {"command": "ls"}), ("edit", {"path": "a", "new": "  b\n</parameter>"}), ("finish", {})]))
-        for _ in range(rng.randrange(1, 4))
-    )
+    text = render_calls(rng.choices(CALLS, k=rng.randrange(1, 4)))
     for _ in range(rng.randrange(1, 6)):
         i, j = sorted((rng.randrange(len(text) + 1), rng.randrange(len(text) + 1)))
         j = min(j, i + 12)
@@ -225,7 +244,7 @@ def test_no_text_of_100_000_makes_the_reader_raise_or_lose_a_call():
     never_raises(100_000)
 
 
-@pytest.mark.parametrize("unit", ["<tool_call>", "<tool_call>\n<function=edit>\n<parameter=new>\n", "<think>", "<function=a\n", "</think>"])
+@pytest.mark.parametrize("unit", [*BROKEN, "<tool_call>", "<think>", "</think>", _EDIT + "x\n<parameter=new>\n"])
 def test_long_nonsense_is_read_in_linear_time(unit):
     start = time.process_time()
     parse(unit * (200_000 // len(unit)))
