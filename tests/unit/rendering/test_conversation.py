@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from swerve.rendering import ConversationRenderer, Template, demonstration_text, parse_tool_calls, render_calls
 from swerve.rendering.tool_calls import ToolSchema
@@ -46,6 +47,22 @@ def test_a_conversation_byte_for_byte(tokenizer, renderer):
     )
     assert tokenizer.decode(tokens[sampled]) == "<|im_end|>".join([*(render_calls(calls) for calls, _ in TURNS), ""])
     assert (tokens.dtype, sampled.dtype) == (np.int32, np.bool_)
+
+
+def test_structured_tool_calls_are_written_as_the_policy_writes_them(renderer):
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    calls = [{"function": {"name": name, "arguments": arguments}} for name, arguments in [edit("a", "b"), RUN]]
+    messages = [
+        {"role": "user", "content": PROBLEM},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "content": "edited"},
+        {"role": "tool", "content": "all passed"},
+        {"role": "assistant", "content": "Done.", "tool_calls": [{"function": {"name": "finish", "arguments": {}}}]},
+    ]
+    template = renderer.template
+    text = environment.from_string(template.text).render(messages=messages, add_generation_prompt=False)
+    turns = [([edit("a", "b"), RUN], ["edited", "all passed"]), ([FINISH], [])]
+    assert text.replace("Done.\n\n", "") == demonstration_text(template, PROBLEM, turns)
 
 
 CONTENT = st.text(max_size=40) | st.sampled_from(["<|im_end|>", "</tool_response>", "<|im_start|>system\n", "\n\n"])
