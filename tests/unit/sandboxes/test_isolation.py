@@ -1,3 +1,4 @@
+import platform
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,26 @@ def test_hidden_paths_are_empty_for_commands_and_were_there_for_the_harness(
     assert run(sandbox.call("state", None, 20.0))["answer"] == "forty-two\n"
     assert output(run, sandbox, f"ls -A {shared.marker} /opt/swerve") == f"{shared.marker}:\n\n/opt/swerve:\n"
     assert output(run, sandbox, f"grep -rl forty-two /opt /run /etc {shared.marker}") == ""
+
+
+_ADD_KEY = """
+import ctypes, platform
+numbers = {"x86_64": (248, 250), "aarch64": (217, 219)}[platform.machine()]
+add_key, keyctl = (ctypes.c_long(number) for number in numbers)
+call = ctypes.CDLL(None).syscall
+before = call(keyctl, ctypes.c_long(10), ctypes.c_long(-3), b"user", b"swerve", ctypes.c_long(0))
+added = call(add_key, b"user", b"swerve", b"secret", ctypes.c_long(6), ctypes.c_long(-3))
+print(before > 0, added > 0)
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="system call numbers unknown")
+def test_sandboxes_share_no_keyring(run: Run, pool: SandboxPool, sandbox: Sandbox) -> None:
+    other = run(pool.start("test"))
+    for one in (sandbox, other):
+        run(one.write_file("add_key.py", _ADD_KEY))
+        assert output(run, one, "python3 add_key.py") in ("False True\n", "False False\n")
+    run(other.close())
 
 
 def test_packages_of_the_host_are_hidden_but_chosen_ones_are_there(run: Run, sandbox: Sandbox) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,14 @@ def test_the_guest_needs_nothing_but_the_standard_library() -> None:
     for file in (bubblewrap.GUEST_FILE, bubblewrap.LAUNCHER_FILE, HARNESS):
         program = f"import runpy; runpy.run_path({str(file)!r}, run_name='checked')"
         subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True)
+
+
+def test_root_of_a_user_namespace_is_an_ordinary_user() -> None:
+    program = "from swerve.sandboxes import probe; print(probe.probe_user_namespaces(), probe.probe_sandbox())"
+    command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", program]
+    environment = os.environ | {"PYTHONPATH": str(Path(probe.__file__).parents[2])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.count("ok=True") == 2
 
 
 def test_the_benchmark_measures_every_operation() -> None:
