@@ -319,8 +319,8 @@ class Trajectory:
     turns: tuple[Turn, ...] = ()
     routing: Int16Array | None = None
     error: str = ""
-    test_statuses: Mapping[str, str] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    test_statuses: Mapping[str, str] = field(default_factory=dict[str, str])
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     seed: int = 0
 
     @property
