@@ -4,6 +4,17 @@ A task file is read strictly by `tasks`; each family (`functions`, `mini`) says 
 grader turns an agent's edit into a reward in a fresh sandbox.
 """
 
+from swerve.environments.grading import Environment, Grader, GradeResult
 from swerve.environments.tasks import SPLITS, load_split, load_tasks, save_tasks, task_from_json, task_to_json
 
-__all__ = ["SPLITS", "load_split", "load_tasks", "save_tasks", "task_from_json", "task_to_json"]
+__all__ = [
+    "SPLITS",
+    "Environment",
+    "GradeResult",
+    "Grader",
+    "load_split",
+    "load_tasks",
+    "save_tasks",
+    "task_from_json",
+    "task_to_json",
+]

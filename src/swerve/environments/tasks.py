@@ -186,7 +186,7 @@ def _parse(line: str) -> dict[str, Any]:
 
 
 def _fields(
-    record: Mapping[str, Any], types: Mapping[str, type], prefix: str, optional: Iterable[str] = ()
+    record: Mapping[str, Any], types: Mapping[str, type[Any]], prefix: str, optional: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Check one object's keys and the types of its values; integers stand for floats, too."""
     for key in record:
@@ -201,7 +201,9 @@ def _fields(
         value = record[key]
         if kind is float and type(value) is int:
             value = float(value)
-        right = type(value) is kind and (kind is not list or all(type(item) is str for item in value))
+        right = type(value) is kind
+        if isinstance(value, list):
+            right = right and all(type(item) is str for item in value)
         if not right:
             raise _Fault(f"key {prefix}{key}: expected {_JSON_NAMES[kind]}, found {json.dumps(value)[:60]}")
         values[key] = value
@@ -210,7 +212,7 @@ def _fields(
 
 def _task(record: dict[str, Any]) -> Task:
     values = _fields(record, _TASK_TYPES, "", optional=("provenance", "limits"))
-    limits = _fields(values.get("limits", {}), _LIMIT_TYPES, "limits.", optional=_LIMIT_TYPES)
+    limits = _fields(values.get("limits", {}), _LIMIT_TYPES, "limits.", optional=tuple(_LIMIT_TYPES))
     values["limits"] = Limits(**limits)
     for key in _LIMIT_TYPES:
         if not getattr(values["limits"], key) > 0:
