@@ -17,9 +17,10 @@ from swerve.telemetry.phases import PhaseTimer
 from swerve.telemetry.progress import Progress, open_progress
 from swerve.telemetry.provenance import collect_provenance
 from swerve.telemetry.resources import PeakMemory
-from swerve.telemetry.run_directory import RunDirectory, choose_path, latest_path, recipe_of
+from swerve.telemetry.run_directory import RunDirectory, choose_path, identity_digest, latest_path, recipe_of
 from swerve.telemetry.throughput import ThroughputMeter
 from swerve.telemetry.trajectories import TrajectoryLog, read_trajectories
+from swerve.telemetry.trajectory_records import trajectory_from_json, trajectory_to_json
 
 __all__ = [
     "JsonLines",
@@ -35,6 +36,7 @@ __all__ = [
     "TrajectoryLog",
     "choose_path",
     "collect_provenance",
+    "identity_digest",
     "keep_json_lines",
     "latest_path",
     "machine_faults",
@@ -44,6 +46,8 @@ __all__ = [
     "read_trajectories",
     "recipe_of",
     "sync_directory",
+    "trajectory_from_json",
+    "trajectory_to_json",
     "write_atomic",
     "write_json",
 ]

@@ -11,6 +11,8 @@ summary.json        the outcome; present only once the run is complete
 
 import contextlib
 import fcntl
+import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -18,7 +20,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from swerve.config import Difference, Recipe, diff, parse_recipe, render
+from swerve.config import Difference, Recipe, diff, flatten, parse_recipe, render
 from swerve.telemetry.files import machine_faults, sync_directory, write_atomic, write_json
 from swerve.types import SwerveError
 
@@ -199,6 +201,12 @@ def latest_path(recipe: Recipe, recipe_path: Path) -> Path:
     return found[-1]
 
 
+def identity_digest(recipe: Recipe) -> str:
+    """SHA-256 over the settings that decide what a run computes: all but those that may change when it is resumed."""
+    decisive = {key: value for key, value in flatten(recipe).items() if not _may_change_key(key)}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
 def _refuse_used(path: Path) -> None:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise SwerveError(f"{path}: exists already: resume that run with --resume, or choose another --run.name")
@@ -212,10 +220,11 @@ def _refuse_changed(path: Path, before: Recipe, now: Recipe) -> None:
 
 
 def _may_change(difference: Difference) -> bool:
-    return any(
-        difference.key.startswith(allowed) if allowed.endswith(".") else difference.key == allowed
-        for allowed in RESUMABLE_CHANGES
-    )
+    return _may_change_key(difference.key)
+
+
+def _may_change_key(key: str) -> bool:
+    return any(key.startswith(allowed) if allowed.endswith(".") else key == allowed for allowed in RESUMABLE_CHANGES)
 
 
 def _hold(path: Path) -> int:

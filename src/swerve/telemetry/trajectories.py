@@ -1,97 +1,11 @@
-"""Trajectories as JSON lines, complete and compact: what a reader, a replay or a later analysis needs."""
+"""The file of a run's trajectories: one JSON line per episode, with the step it belongs to."""
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from swerve.telemetry.files import JsonLines, keep_json_lines, read_json_lines
-from swerve.types import EpisodeStatus, Trajectory, Turn
-
-
-def trajectory_record(trajectory: Trajectory) -> dict[str, object]:
-    """A trajectory as JSON values.
-
-    Masks and versions are spans `[start, end, version]` of sampled tokens; log-probabilities are listed for sampled
-    tokens only, in order. Routing is not kept.
-
-    Args:
-        trajectory: Any trajectory.
-
-    Returns:
-        JSON values from which `read_trajectories` builds an equal trajectory, but for routing.
-    """
-    return {
-        "task_id": trajectory.task_id,
-        "sample_index": trajectory.sample_index,
-        "status": trajectory.status.value,
-        "reward": trajectory.reward,
-        "error": trajectory.error,
-        "seed": trajectory.seed,
-        "seconds": {name: round(value, 4) for name, value in trajectory.seconds.items()},
-        "test_statuses": dict(trajectory.test_statuses),
-        "turns": [
-            {
-                "text": turn.text,
-                "tool_names": list(turn.tool_names),
-                "num_malformed_calls": turn.num_malformed_calls,
-                "observations": list(turn.observations),
-            }
-            for turn in trajectory.turns
-        ],
-        "tokens": trajectory.tokens.tolist(),
-        "sampled_spans": list(_spans(trajectory)),
-        "behaviour_logprobs": [
-            float(f"{value:.9g}") for value in trajectory.behaviour_logprobs[trajectory.sampled].tolist()
-        ],
-    }
-
-
-def _spans(trajectory: Trajectory) -> Iterator[list[int]]:
-    keys = zip(trajectory.sampled.tolist(), trajectory.weights_versions.tolist(), strict=True)
-    start = 0
-    for (sampled, version), run in itertools.groupby(keys):
-        end = start + sum(1 for _ in run)
-        if sampled:
-            yield [start, end, version]
-        start = end
-
-
-def parse_trajectory(record: Mapping[str, Any]) -> Trajectory:
-    """The trajectory of a record made by `trajectory_record`."""
-    tokens = np.asarray(record["tokens"], np.int32)
-    sampled = np.zeros(tokens.shape, np.bool_)
-    versions = np.full(tokens.shape, -1, np.int32)
-    for start, end, version in record["sampled_spans"]:
-        sampled[start:end] = True
-        versions[start:end] = version
-    logprobs = np.zeros(tokens.shape, np.float32)
-    logprobs[sampled] = record["behaviour_logprobs"]
-    return Trajectory(
-        task_id=record["task_id"],
-        sample_index=record["sample_index"],
-        tokens=tokens,
-        sampled=sampled,
-        behaviour_logprobs=logprobs,
-        weights_versions=versions,
-        status=EpisodeStatus(record["status"]),
-        reward=record["reward"],
-        turns=tuple(
-            Turn(
-                text=turn["text"],
-                tool_names=tuple(turn["tool_names"]),
-                num_malformed_calls=turn["num_malformed_calls"],
-                observations=tuple(turn["observations"]),
-            )
-            for turn in record["turns"]
-        ),
-        error=record["error"],
-        test_statuses=record["test_statuses"],
-        seconds=record["seconds"],
-        seed=record["seed"],
-    )
+from swerve.telemetry.trajectory_records import trajectory_from_json, trajectory_to_json
+from swerve.types import SwerveError, Trajectory
 
 
 class TrajectoryLog:
@@ -118,7 +32,7 @@ class TrajectoryLog:
             trajectories: In order.
         """
         for trajectory in trajectories:
-            self._file.append({"step": step, "purpose": purpose, **trajectory_record(trajectory)})
+            self._file.append({"step": step, "purpose": purpose, **trajectory_to_json(trajectory)})
 
     def close(self) -> None:
         """Closes the file; idempotent."""
@@ -136,7 +50,16 @@ def read_trajectories(
 
     Yields:
         Step and trajectory.
+
+    Raises:
+        SwerveError: A line is no trajectory; names file, line and key.
     """
-    for record in read_json_lines(path):
-        if record["purpose"] in purposes:
-            yield record["step"], parse_trajectory(record)
+    for number, record in enumerate(read_json_lines(path), start=1):
+        try:
+            step, purpose = record.pop("step"), record.pop("purpose")
+            if purpose in purposes:
+                yield step, trajectory_from_json(record)
+        except KeyError as missing:
+            raise SwerveError(f"{path}:{number}: key {missing.args[0]}: is missing") from None
+        except SwerveError as error:
+            raise SwerveError(f"{path}:{number}: {error}") from None

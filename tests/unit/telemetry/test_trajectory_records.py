@@ -6,16 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from swerve.rollout import (
-    read_trajectories,
-    rollout_metrics,
-    tool_call_warning,
-    trajectory_from_json,
-    trajectory_to_json,
-    trajectory_to_line,
-    write_trajectories,
-)
-from swerve.types import EpisodeStatus, MachineError, SwerveError, Trajectory, Turn
+from swerve.telemetry import TrajectoryLog, read_trajectories, trajectory_from_json, trajectory_to_json
+from swerve.types import EpisodeStatus, SwerveError, Trajectory, Turn
 
 TURNS = st.lists(
     st.builds(
@@ -67,9 +59,7 @@ def identical(one, two):
 @settings(deadline=None)
 @given(trajectories())
 def test_a_trajectory_survives_to_the_last_bit(trajectory):
-    line = trajectory_to_line(trajectory)
-    assert line.count("\n") == 1
-    identical(trajectory_from_json(json.loads(line)), trajectory)
+    identical(trajectory_from_json(json.loads(json.dumps(trajectory_to_json(trajectory)))), trajectory)
 
 
 def example(**changes):
@@ -128,50 +118,22 @@ def test_a_broken_record_names_file_line_and_key(tmp_path, key, value, complaint
     else:
         record[key] = value
     path = tmp_path / "t.jsonl"
-    path.write_text(trajectory_to_line(example()) + json.dumps(record) + "\n")
+    lines = [trajectory_to_json(example()), record]
+    path.write_text("".join(json.dumps({"step": 1, "purpose": "train", **line}) + "\n" for line in lines))
     with pytest.raises(SwerveError, match=rf"t\.jsonl:2: key {key}: .*{complaint}"):
         list(read_trajectories(path))
 
 
-def test_files_grow_and_are_read_back(tmp_path):
+def test_a_log_is_resumed_at_its_step(tmp_path):
     path = tmp_path / "t.jsonl"
-    write_trajectories(path, [example(), example(sample_index=1)])
-    write_trajectories(path, [example(sample_index=2)])
-    assert [t.sample_index for t in read_trajectories(path)] == [0, 1, 2]
-    with path.open("a") as file:
-        file.write('{"torn": ')
-    with pytest.raises(SwerveError, match=r"t\.jsonl:4: is no JSON"):
-        list(read_trajectories(path))
-    with pytest.raises(SwerveError, match="cannot read"):
-        list(read_trajectories(tmp_path / "none.jsonl"))
-    with pytest.raises(MachineError, match="cannot write"):
-        write_trajectories(tmp_path / "no" / "t.jsonl", [example()])
-
-
-def turn(names=(), malformed=0):
-    return Turn(text="", tool_names=names, num_malformed_calls=malformed, observations=())
-
-
-def test_a_collection_without_any_tool_call_warns():
-    silent = [example(turns=(turn(), turn(malformed=2))), example(turns=(turn(),))]
-    assert "none of 2 rollouts made a tool call (2 malformed" in (tool_call_warning(silent) or "")
-    assert tool_call_warning([*silent, example(turns=(turn(("finish",)),))]) is None
-    assert tool_call_warning([]) is None
-    assert tool_call_warning([example(status=EpisodeStatus.ERROR, reward=None)]) is None  # it never came to a turn
-
-
-def test_metrics_have_their_denominators():
-    metrics = rollout_metrics(
-        [
-            example(turns=(turn(("think", "finish")), turn(malformed=1)), seconds={"generate": 2.0}),
-            example(status=EpisodeStatus.MAX_TURNS, reward=0.0, turns=(turn(),) * 2),
-            example(status=EpisodeStatus.ERROR, reward=None),
-        ]
-    )
-    wanted = {
-        "reward": 0.5, "num_trajectories": 3, "num_valid": 2, "num_turns": 2, "num_tokens": 6, "num_sampled_tokens": 3,
-        "tool_call_rate": 0.25, "malformed_calls_per_turn": 0.25, "truncation_rate": 0.5, "status/error": 1,
-        "status/succeeded": 1, "status/cancelled": 0, "seconds/generate": 2 / 3,
-    }  # fmt: skip
-    assert {name: metrics[name] for name in wanted} == pytest.approx(wanted)
-    assert rollout_metrics([])["reward"] == 0.0
+    failed = example(status=EpisodeStatus.ERROR, reward=None, error="sandbox died")
+    log = TrajectoryLog(path)
+    log.append(0, "evaluation", [example()])
+    log.append(1, "train", [example(), failed])
+    log.append(2, "train", [example()])
+    log.close()
+    TrajectoryLog(path, resume_step=1).close()
+    read = list(read_trajectories(path))
+    assert [step for step, _ in read] == [0, 1, 1]
+    identical(read[2][1], failed)
+    assert [step for step, _ in read_trajectories(path, purposes=["train"])] == [1, 1]

@@ -1,4 +1,4 @@
-"""Trajectories as JSON lines: one object per line, exact to the last bit, and readable where that costs nothing.
+"""Trajectories as JSON objects: exact to the last bit, and readable where that costs nothing.
 
 Words, tokens and statuses are plain JSON. What a person would not read is packed: the sampled mask as run lengths
 that begin with given tokens, versions as runs over the sampled tokens, log-probabilities of the sampled tokens as
@@ -10,17 +10,15 @@ from __future__ import annotations
 import base64
 import binascii
 import itertools
-import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swerve.types import EpisodeStatus, Int16Array, MachineError, SwerveError, Trajectory, Turn
+from swerve.types import EpisodeStatus, Int16Array, SwerveError, Trajectory, Turn
 
 _KEYS = tuple(sorted({field.name for field in fields(Trajectory)}))
 _TURN_KEYS = frozenset(field.name for field in fields(Turn))
@@ -104,48 +102,6 @@ def trajectory_from_json(record: Mapping[str, Any]) -> Trajectory:
         seconds=record["seconds"],
         seed=record["seed"],
     )
-
-
-def trajectory_to_line(trajectory: Trajectory) -> str:
-    """A trajectory as one line of a JSON-lines file, newline included."""
-    return json.dumps(trajectory_to_json(trajectory), separators=(",", ":")) + "\n"
-
-
-def write_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
-    """Append trajectories to a JSON-lines file.
-
-    Raises:
-        MachineError: The file cannot be written.
-    """
-    path = Path(path)
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write("".join(map(trajectory_to_line, trajectories)))
-    except OSError as error:
-        raise MachineError(f"{path}: cannot write trajectories: {error.strerror}") from None
-
-
-def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
-    """Read a JSON-lines file of trajectories, one after another.
-
-    Raises:
-        SwerveError: The file cannot be read, or a line is no trajectory; names file, line and key.
-    """
-    path = Path(path)
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    record = json.loads(line)
-                    if not isinstance(record, dict):
-                        raise SwerveError("is no JSON object")
-                    yield trajectory_from_json(record)
-                except json.JSONDecodeError as error:
-                    raise SwerveError(f"{path}:{number}: is no JSON: {error.msg}") from None
-                except SwerveError as error:
-                    raise SwerveError(f"{path}:{number}: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SwerveError(f"{path}: cannot read trajectories: {error}") from None
 
 
 def _turn(record: Mapping[str, Any]) -> Turn:
