@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from swerve.algorithms import (
     ADVANTAGE_ESTIMATORS,
-    centred_advantages,
     group_advantages,
+    group_mean_advantages,
     group_std_advantages,
     leave_one_out_advantages,
     rloo_advantages,
@@ -64,7 +64,7 @@ def test_mean_and_deviation_use_the_whole_group() -> None:
 
 def test_baselines_without_deviation() -> None:
     np.testing.assert_allclose(rloo_advantages([1, 0, 0, 0]), [1, -1 / 3, -1 / 3, -1 / 3], rtol=1e-6)
-    np.testing.assert_allclose(centred_advantages([1, 0, 0, 0]), [0.75, -0.25, -0.25, -0.25], rtol=1e-6)
+    np.testing.assert_allclose(group_mean_advantages([1, 0, 0, 0]), [0.75, -0.25, -0.25, -0.25], rtol=1e-6)
 
 
 def test_an_attempt_without_a_verdict_enters_no_baseline() -> None:

@@ -4,8 +4,8 @@ Every estimator maps the rewards of a group, `[n]`, to its advantages, `[n]`; `g
 to a group in which some attempts have no reward.
 """
 
-from swerve.algorithms.advantages.centred import centred_advantages
 from swerve.algorithms.advantages.group import ADVANTAGE_ESTIMATORS, AdvantageEstimator, group_advantages
+from swerve.algorithms.advantages.group_mean import group_mean_advantages
 from swerve.algorithms.advantages.group_std import group_std_advantages
 from swerve.algorithms.advantages.leave_one_out import leave_one_out_advantages
 from swerve.algorithms.advantages.rloo import rloo_advantages
@@ -13,8 +13,8 @@ from swerve.algorithms.advantages.rloo import rloo_advantages
 __all__ = [
     "ADVANTAGE_ESTIMATORS",
     "AdvantageEstimator",
-    "centred_advantages",
     "group_advantages",
+    "group_mean_advantages",
     "group_std_advantages",
     "leave_one_out_advantages",
     "rloo_advantages",

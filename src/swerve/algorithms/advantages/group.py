@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import ArrayLike
 
-from swerve.algorithms.advantages.centred import centred_advantages
+from swerve.algorithms.advantages.group_mean import group_mean_advantages
 from swerve.algorithms.advantages.group_std import group_std_advantages
 from swerve.algorithms.advantages.leave_one_out import leave_one_out_advantages
 from swerve.algorithms.advantages.rloo import rloo_advantages
@@ -26,7 +26,7 @@ ADVANTAGE_ESTIMATORS: Mapping[str, AdvantageEstimator] = MappingProxyType(
         "leave_one_out": leave_one_out_advantages,
         "group_std": group_std_advantages,
         "rloo": rloo_advantages,
-        "centred": centred_advantages,
+        "group_mean": group_mean_advantages,
     }
 )
 """Every estimator by the name recipes call it."""

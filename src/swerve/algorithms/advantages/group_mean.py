@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from swerve.types import Float32Array
 
 
-def centred_advantages(rewards: ArrayLike) -> Float32Array:
+def group_mean_advantages(rewards: ArrayLike) -> Float32Array:
     """Return `r_i - mean` over the whole group.
 
     Args:
