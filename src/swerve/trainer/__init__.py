@@ -1,0 +1,30 @@
+"""From graded trajectories to updated weights: batches, the loss, the optimizer and the numbers of a step.
+
+The package owns the GRPO step: grouping and packing a step's trajectories, one forward and backward pass per
+micro-batch, unnormalised sums on the device, one division, clip and Adam update, and a record that says what each
+number of the step means. It does not know where trajectories come from, where weights go, or when to save.
+"""
+
+from swerve.trainer.batch import TrainingBatch, make_batch, make_group
+from swerve.trainer.gap import SamplerTrainerGap, check_gap
+from swerve.trainer.grpo import GrpoTrainer, NonFiniteGradientError
+from swerve.trainer.optimizer import Adam, AdamState, UpdateNumbers, learning_rate_at
+from swerve.trainer.state import TrainerState
+from swerve.trainer.stats import BatchStats, StepStats
+
+__all__ = [
+    "Adam",
+    "AdamState",
+    "BatchStats",
+    "GrpoTrainer",
+    "NonFiniteGradientError",
+    "SamplerTrainerGap",
+    "StepStats",
+    "TrainerState",
+    "TrainingBatch",
+    "UpdateNumbers",
+    "check_gap",
+    "learning_rate_at",
+    "make_batch",
+    "make_group",
+]

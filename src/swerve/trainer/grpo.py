@@ -1,0 +1,430 @@
+"""The GRPO trainer: one forward and backward pass per micro-batch, one division and one update per batch.
+
+    prepare(groups) -> batch            host: advantages are given, rows are packed
+    accumulate(micro_batch), ...        device: gradient of the numerator and sums, added up in float32
+    update(learning_rate)               device: divide by the count, clip, Adam
+
+The parameters, the moments and the accumulated gradient are donated to the programs that change them, so each exists
+once; take a copy of `params` (or call `state`) to keep what an update would consume. Both programs have one shape each
+and compile once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from swerve import models, packing
+from swerve.config.schema import Algorithm, Optimizer
+from swerve.trainer.batch import TrainingBatch, make_batch
+from swerve.trainer.gap import SamplerTrainerGap, measure_gap
+from swerve.trainer.objective import Scored, Sums, check_algorithm, micro_batch_objective
+from swerve.trainer.optimizer import Adam, AdamState, Params, UpdateNumbers
+from swerve.trainer.state import TrainerState, adopt, copy_params, to_host
+from swerve.trainer.stats import BatchStats, StepStats, step_stats
+from swerve.types import Float32Array, Group, PackedMicroBatch, SwerveError, Trajectory
+
+
+class NonFiniteGradientError(SwerveError):
+    """The gradient held an infinity or a NaN; the step was refused and nothing changed."""
+
+
+class _Accumulated(NamedTuple):
+    """Unnormalised gradient of the batch so far, float32, and its sums."""
+
+    gradients: Params
+    sums: Sums
+
+
+class _DeviceBatch(NamedTuple):
+    """A micro-batch on the device; `[rows, time]`, and routing `[rows, time, layers, k]` or `None`."""
+
+    tokens: jax.Array
+    segment_ids: jax.Array
+    positions: jax.Array
+    loss_mask: jax.Array
+    advantages: jax.Array
+    behaviour_logprobs: jax.Array
+    routing: jax.Array | None
+
+
+class GrpoTrainer:
+    """Trains a policy on groups of graded trajectories.
+
+    Args:
+        config: Shape of the model.
+        params: Starting weights; copied, so the caller's stay valid.
+        algorithm: Loss, corrections, filters, normaliser.
+        optimizer: Adam's settings.
+        temperature: The sampler's; log-probabilities are those of the distribution sampled from.
+        context_length: Tokens one episode can hold.
+        row_length: Token slots of a row.
+        rows_per_micro_batch: Rows computed at once.
+        freeze_router: Keep the experts' router as it is.
+        router_aux_coefficient: Weight of the router's balance term; 0 adds none.
+        reference_params: Policy that `algorithm.kl_coefficient` pulls towards; by default the starting weights.
+        execution: How the model is computed.
+        version: Updates that the starting weights have had.
+    """
+
+    def __init__(
+        self,
+        config: models.Qwen35MoeConfig,
+        params: Params,
+        *,
+        algorithm: Algorithm,
+        optimizer: Optimizer,
+        temperature: float = 1.0,
+        context_length: int,
+        row_length: int,
+        rows_per_micro_batch: int,
+        freeze_router: bool = True,
+        router_aux_coefficient: float = 0.0,
+        reference_params: Params | None = None,
+        execution: models.Execution | None = None,
+        version: int = 0,
+    ) -> None:
+        check_algorithm(algorithm)
+        self._config = config
+        self._algorithm = algorithm
+        self._adam = Adam(settings=optimizer)
+        self._temperature = temperature
+        self._context_length = context_length
+        self._row_length = row_length
+        self._rows_per_micro_batch = rows_per_micro_batch
+        self._freeze_router = freeze_router
+        self._router_aux_coefficient = router_aux_coefficient
+        self._execution = execution or models.Execution()
+        self._params = copy_params(params)
+        self._moments: AdamState = jax.jit(self._adam.init)(self._params)
+        self._version = version
+        self._reference: Params | None = None
+        if algorithm.kl_coefficient > 0:
+            self._reference = copy_params(params if reference_params is None else reference_params)
+        self._accumulated: _Accumulated | None = None
+        self._num_traced = 0
+        self._zeros = jax.jit(_zeros)
+        self._accumulate = jax.jit(self._accumulate_program, donate_argnums=2)
+        self._update = jax.jit(self._update_program, donate_argnums=(0, 1, 2))
+        self._score = jax.jit(self._score_program)
+
+    # ---------------------------------------------------------------------------------------------- properties
+
+    @property
+    def params(self) -> Params:
+        """The weights as they are, on the device; the next update consumes these arrays."""
+        return self._params
+
+    @property
+    def version(self) -> int:
+        """Updates that the weights have had."""
+        return self._version
+
+    @property
+    def num_compiled(self) -> int:
+        """Programs compiled so far by `accumulate` and `update`; 2 in a run whose shapes are fixed."""
+        return self._num_traced
+
+    # ------------------------------------------------------------------------------------------------- training
+
+    def prepare(self, groups: Sequence[Group]) -> TrainingBatch:
+        """Pack a step's groups for the weights as they are. Host work only.
+
+        Args:
+            groups: The step's groups.
+
+        Returns:
+            The batch, for `step`.
+        """
+        return make_batch(
+            groups,
+            algorithm=self._algorithm,
+            context_length=self._context_length,
+            row_length=self._row_length,
+            rows_per_micro_batch=self._rows_per_micro_batch,
+            weights_version=self._version,
+        )
+
+    def step(self, batch: TrainingBatch, *, learning_rate: float) -> StepStats:
+        """Train on a batch: all its micro-batches, then one update.
+
+        Args:
+            batch: From `prepare`, of the present weights.
+            learning_rate: Of this update.
+
+        Returns:
+            Every number of the step.
+
+        Raises:
+            NonFiniteGradientError: Nothing changed.
+            SwerveError: The batch was made for other weights, or its filters left no token. Nothing changed.
+        """
+        if batch.weights_version != self._version:
+            raise SwerveError(
+                f"the batch was made for weights version {batch.weights_version}, the trainer is at {self._version}: "
+                f"prepare it anew"
+            )
+        start = time.perf_counter()
+        self._accumulated = None
+        for micro_batch in batch.packed.micro_batches:
+            self.accumulate(micro_batch)
+        return self.update(learning_rate, batch.stats, start)
+
+    def accumulate(self, micro_batch: PackedMicroBatch) -> None:
+        """Add a micro-batch's gradient and sums; returns before the device has computed them.
+
+        Args:
+            micro_batch: Of the trainer's shape.
+        """
+        if self._accumulated is None:
+            self._accumulated = self._zeros(self._params)
+        self._accumulated = self._accumulate(
+            self._params, self._reference, self._accumulated, _to_device(micro_batch, self._shape)
+        )
+
+    def update(self, learning_rate: float, batch: BatchStats, start: float) -> StepStats:
+        """Divide what has been accumulated, clip it and apply it.
+
+        Args:
+            learning_rate: Of this update.
+            batch: What the accumulated batch held.
+            start: `time.perf_counter()` at its first micro-batch.
+
+        Returns:
+            Every number of the step.
+
+        Raises:
+            NonFiniteGradientError: Nothing changed.
+            SwerveError: Nothing was accumulated, or no token was left to train on. Nothing changed.
+        """
+        accumulated, self._accumulated = self._accumulated, None
+        if accumulated is None:
+            raise SwerveError("nothing to update with: no micro-batch was accumulated")
+        sums = jax.device_get(accumulated.sums)
+        if sums.num_tokens == 0:
+            raise SwerveError(
+                f"step {self._version + 1}: the filters left no token to train on: of {batch.num_sequences} sequences "
+                f"{batch.kept_overlong_share:.0%} passed algorithm.overlong_filter and {sums.num_sequences} of "
+                f"{sums.num_candidates} algorithm.logprob_error_threshold; raise rollout.context_length if episodes "
+                f"fill it, or find out why sampler and trainer disagree"
+            )
+        self._params, self._moments, numbers = self._update(
+            self._params, self._moments, accumulated, jnp.float32(learning_rate)
+        )
+        numbers = jax.device_get(numbers)
+        if not numbers.finite:
+            raise NonFiniteGradientError(
+                f"step {self._version + 1}: the gradient's norm is {numbers.grad_norm}, the loss "
+                f"{sums.numerator / sums.denominator}: the update was refused and the weights are as before; lower the "
+                f"learning rate or look at the batch"
+            )
+        self._version += 1
+        return step_stats(self._version, learning_rate, sums, numbers, batch, time.perf_counter() - start)
+
+    # -------------------------------------------------------------------------------------------------- scoring
+
+    def logprobs(self, micro_batch: PackedMicroBatch) -> tuple[Float32Array, Float32Array]:
+        """Score a micro-batch with the weights as they are.
+
+        Args:
+            micro_batch: Of the trainer's shape.
+
+        Returns:
+            Log-probabilities and entropies in nats, float32 `[rows, time]`; 0 at segment starts and in padding.
+        """
+        lp, entropy = self._score(self._params, _to_device(micro_batch, self._shape))
+        return np.asarray(lp), np.asarray(entropy)
+
+    def trajectory_logprobs(self, trajectories: Sequence[Trajectory]) -> list[Float32Array]:
+        """Score whole trajectories with the weights as they are.
+
+        Args:
+            trajectories: Valid samples.
+
+        Returns:
+            Per trajectory the log-probability of each token, float32 `[T]`; 0 for the first.
+        """
+        nothing = np.zeros(len(trajectories), np.float32)
+        batch = packing.pack(trajectories, nothing, self._row_length, self._rows_per_micro_batch)
+        scored: list[Float32Array] = [np.zeros(0, np.float32)] * len(trajectories)
+        for index, micro_batch in enumerate(batch.micro_batches):
+            lp, _ = self.logprobs(micro_batch)
+            first = index * self._rows_per_micro_batch
+            for row, placements in enumerate(batch.plan.rows[first : first + self._rows_per_micro_batch]):
+                for place in placements:
+                    scored[place.sequence] = lp[row, place.start : place.start + place.length]
+        return scored
+
+    def token_logprobs(self, tokens: Sequence[int]) -> Float32Array:
+        """Score one list of tokens at temperature 1 with the weights as they are, for the probe after a refit.
+
+        Args:
+            tokens: At most `row_length` token ids.
+
+        Returns:
+            float32 `[n]`; entry t is of `tokens[t]` given those before, entry 0 is 0.
+        """
+        row, inside = np.zeros(self._shape, np.int32), np.zeros(self._shape, np.int32)
+        row[0, : len(tokens)] = tokens
+        inside[0, : len(tokens)] = 1
+        nothing = np.zeros(self._shape, np.float32)
+        micro_batch = PackedMicroBatch(
+            tokens=row,
+            segment_ids=inside,
+            positions=np.arange(self._row_length, dtype=np.int32) * inside,
+            loss_mask=nothing,
+            advantages=nothing,
+            behaviour_logprobs=nothing,
+            sequence_ids=inside - 1,
+        )
+        lp, _ = self._score(self._params, _to_device(micro_batch, self._shape), jnp.float32(1.0))
+        return np.asarray(lp)[0, : len(tokens)]
+
+    def sampler_trainer_gap(self, trajectories: Sequence[Trajectory]) -> SamplerTrainerGap:
+        """Compare the sampler's log-probabilities with the trainer's for the same tokens.
+
+        Args:
+            trajectories: Sampled by the weights as they are; attempts without a verdict are left out.
+
+        Returns:
+            The gap; `check_gap` decides whether it is too large.
+        """
+        valid = [trajectory for trajectory in trajectories if trajectory.status.is_valid_sample]
+        return measure_gap(valid, self.trajectory_logprobs(valid))
+
+    # ---------------------------------------------------------------------------------------------------- state
+
+    def state(self) -> TrainerState:
+        """Return a copy of everything that exact resume needs."""
+        moments = self._moments._asdict()
+        return TrainerState(params=to_host(self._params), optimizer=to_host(moments), version=self._version)
+
+    def restore(self, state: TrainerState) -> None:
+        """Go on exactly where another trainer stood.
+
+        Args:
+            state: Of a trainer of the same model.
+
+        Raises:
+            SwerveError: Names, shapes or types differ from the present ones.
+        """
+        self._params = adopt(self._params, state.params, "params")
+        self._moments = AdamState(**adopt(self._moments._asdict(), state.optimizer, "optimizer"))
+        self._version = state.version
+        self._accumulated = None
+
+    def restore_weights(self, params: Params, version: int) -> None:
+        """Take weights without an optimizer's state: the moments start from zero.
+
+        Args:
+            params: Of the same model; copied.
+            version: Updates they have had.
+        """
+        self._params = adopt(self._params, params, "params")
+        self._moments = jax.jit(self._adam.init)(self._params)
+        self._version = version
+        self._accumulated = None
+
+    # ------------------------------------------------------------------------------------------------- programs
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self._rows_per_micro_batch, self._row_length
+
+    def _forward(
+        self, params: Params, batch: _DeviceBatch, temperature: jax.Array | float
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Log-probabilities and entropies `[rows, time]`, and the router's balance term."""
+        out = models.forward(
+            params,
+            self._config,
+            batch.tokens,
+            batch.segment_ids,
+            batch.positions,
+            routing=batch.routing,
+            execution=self._execution,
+        )
+        lp, entropy = models.token_logprobs(
+            params,
+            self._config,
+            out.hidden,
+            batch.tokens,
+            batch.segment_ids,
+            temperature,
+            execution=self._execution,
+        )
+        return lp, entropy, out.router_aux
+
+    def _objective(self, params: Params, reference: Params | None, batch: _DeviceBatch) -> tuple[jax.Array, Sums]:
+        if self._freeze_router:
+            params = freeze_routers(params)
+        lp, entropy, router_aux = self._forward(params, batch, self._temperature)
+        reference_lp = None
+        if reference is not None:
+            reference_lp = jax.lax.stop_gradient(self._forward(reference, batch, self._temperature)[0])
+        scored = Scored(
+            logprobs=lp,
+            entropy=jax.lax.stop_gradient(entropy),
+            reference_logprobs=reference_lp,
+            behaviour_logprobs=batch.behaviour_logprobs,
+            advantages=batch.advantages,
+            loss_mask=batch.loss_mask,
+            segment_ids=batch.segment_ids,
+        )
+        numerator, sums = micro_batch_objective(self._algorithm, scored, self._context_length)
+        if self._router_aux_coefficient:
+            # Weighed by the micro-batch's share of the count, so that the term has this coefficient in the whole loss.
+            numerator = numerator + self._router_aux_coefficient * router_aux * sums.denominator
+        return numerator, sums
+
+    def _accumulate_program(
+        self, params: Params, reference: Params | None, accumulated: _Accumulated, batch: _DeviceBatch
+    ) -> _Accumulated:
+        self._num_traced += 1
+        gradients, sums = jax.grad(self._objective, has_aux=True)(params, reference, batch)
+        total = jax.tree.map(lambda a, g: a + g.astype(jnp.float32), accumulated.gradients, gradients)
+        return _Accumulated(total, accumulated.sums.add(sums))
+
+    def _update_program(
+        self, params: Params, moments: AdamState, accumulated: _Accumulated, learning_rate: jax.Array
+    ) -> tuple[Params, AdamState, UpdateNumbers]:
+        self._num_traced += 1
+        gradients = jax.tree.map(lambda g: g / accumulated.sums.denominator, accumulated.gradients)
+        return self._adam.apply(params, moments, gradients, learning_rate)
+
+    def _score_program(
+        self, params: Params, batch: _DeviceBatch, temperature: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        return self._forward(params, batch, self._temperature if temperature is None else temperature)[:2]
+
+
+def freeze_routers(params: Params) -> Params:
+    """Return the tree with no gradient through any parameter named `router`."""
+
+    def freeze(path: tuple[Any, ...], value: jax.Array) -> jax.Array:
+        return jax.lax.stop_gradient(value) if getattr(path[-1], "key", None) == "router" else value
+
+    return jax.tree_util.tree_map_with_path(freeze, params)
+
+
+def _zeros(params: Params) -> _Accumulated:
+    return _Accumulated(jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), Sums.zero())
+
+
+def _to_device(micro_batch: PackedMicroBatch, shape: tuple[int, int]) -> _DeviceBatch:
+    if micro_batch.tokens.shape != shape:
+        raise SwerveError(f"a micro-batch of shape {micro_batch.tokens.shape} does not fit a trainer of shape {shape}")
+    return _DeviceBatch(
+        tokens=jnp.asarray(micro_batch.tokens),
+        segment_ids=jnp.asarray(micro_batch.segment_ids),
+        positions=jnp.asarray(micro_batch.positions),
+        loss_mask=jnp.asarray(micro_batch.loss_mask),
+        advantages=jnp.asarray(micro_batch.advantages),
+        behaviour_logprobs=jnp.asarray(micro_batch.behaviour_logprobs),
+        routing=None if micro_batch.routing is None else jnp.asarray(micro_batch.routing),
+    )
