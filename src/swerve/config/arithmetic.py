@@ -50,12 +50,18 @@ def _train(recipe: TrainRecipe, num_train_tasks: int, num_validation_tasks: int)
 
 def _pretrain(recipe: PretrainRecipe) -> dict[str, float]:
     training = recipe.training
+    slots = training.row_length * training.rows_per_micro_batch
+    steps = tokens = 0
+    ends = [start for start, _ in training.micro_batches[1:]] + [training.num_tokens]
+    for (_, micro_batches), end in zip(training.micro_batches, ends, strict=True):
+        more = max(0, math.ceil((min(end, training.num_tokens) - tokens) / (slots * micro_batches)))
+        steps += more
+        tokens += more * slots * micro_batches
     return {
-        "optimizer_steps": training.num_steps,
-        "token_slots": training.num_steps * training.batch_tokens,
-        "rows_per_step": training.batch_tokens // training.row_length,
-        "micro_batches_per_step": training.batch_tokens // (training.row_length * training.rows_per_micro_batch),
-        "checkpoints": math.ceil(training.num_steps / training.checkpoint_every),
+        "optimizer_steps": steps,
+        "token_slots": tokens,
+        "micro_batch_token_slots": slots,
+        "exports": training.num_tokens // training.export_tokens if training.export_tokens else 1,
     }
 
 

@@ -251,6 +251,17 @@ class Algorithm:
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     max_logprob_gap: PositiveFloat = 1e-3
 
+    def contradictions(self) -> Contradictions:
+        """Gates have an inside, and no ratio is applied twice."""
+        if self.importance == "token" and self.loss != "forced_on_policy":
+            yield (
+                "importance",
+                f'would apply the trainer/sampler ratio twice with loss = "{self.loss}", which carries it: '
+                'write "none", or "sequence_mask" for its gate alone',
+            )
+        if self.loss == "gspo" and self.normaliser == "token":
+            yield "normaliser", 'must be "sequence" with loss = "gspo", whose ratio is one per sequence'
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimizer:
@@ -384,8 +395,6 @@ class TrainRecipe:
                 "rollout.prompts_per_step",
                 f"must be at most tasks.num_train = {self.tasks.num_train}: no task is asked twice in one step",
             )
-        if self.algorithm.loss == "gspo" and self.algorithm.normaliser == "token":
-            yield "algorithm.normaliser", 'must be "sequence" with loss = "gspo", whose ratio is one per sequence'
 
 
 # --------------------------------------------------------------------------------------------------- pretraining
@@ -394,6 +403,8 @@ class TrainRecipe:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
     """Shape of a Qwen3.5 hybrid mixture-of-experts model, in the field names of its published configuration.
+
+    The size of the vocabulary is the tokenizer's.
 
     Attributes:
         hidden_size: Width of the residual stream.
@@ -415,27 +426,31 @@ class Model:
         shared_expert_intermediate_size: Width of the expert that sees every token.
         rms_norm_eps: Added to the mean square in a norm.
         tie_word_embeddings: Use the embedding as the output head.
+        initializer_range: Standard deviation with which the embedding and the head start.
+        max_position_embeddings: Longest context the weights are made for; recorded, not enforced.
     """
 
-    hidden_size: Count = 192
+    hidden_size: Count = 128
     num_hidden_layers: Count = 8
     full_attention_interval: Count = 4
     num_attention_heads: Count = 4
     num_key_value_heads: Count = 2
-    head_dim: Count = 48
+    head_dim: Count = 32
     partial_rotary_factor: PositiveShare = 0.5
     rope_theta: PositiveFloat = 10_000.0
     linear_num_key_heads: Count = 2
     linear_num_value_heads: Count = 4
-    linear_key_head_dim: Count = 48
-    linear_value_head_dim: Count = 48
+    linear_key_head_dim: Count = 32
+    linear_value_head_dim: Count = 32
     linear_conv_kernel_dim: Count = 4
-    num_experts: Count = 8
+    num_experts: Count = 16
     num_experts_per_tok: Count = 2
-    moe_intermediate_size: Count = 96
-    shared_expert_intermediate_size: Count = 192
+    moe_intermediate_size: Count = 64
+    shared_expert_intermediate_size: Count = 64
     rms_norm_eps: PositiveFloat = 1e-6
-    tie_word_embeddings: bool = True
+    tie_word_embeddings: bool = False
+    initializer_range: PositiveFloat = 0.02
+    max_position_embeddings: Count = 4096
 
     def contradictions(self) -> Contradictions:
         """Heads and layers divide evenly."""
@@ -456,18 +471,49 @@ class PretrainData:
 
     Attributes:
         tokenizer: Directory with `tokenizer.json`, or `tiny` for the one that ships with Swerve.
-        corpus_lock: File that names the source archives of the corpus with their digests; empty for the shipped one.
-        functions_share: Part of the demonstrations that repair mutated real functions; the rest are generated ones.
-        good_share: Part of the demonstrated edits that are right; imitation of only perfect edits leaves
-            nothing to explore.
-        context_length: Tokens of one demonstration at most; longer ones are left out.
+        template: Name of the prompt template, or the path of a template file.
+        families: Shipped task families whose training tasks are demonstrated, and whose held-out ones are kept out.
+        context_length: Tokens of one demonstration at most; longer ones are passed over.
+        mini_share: Part made of freshly generated functions.
+        task_share: Part made of functions of training tasks, broken anew; the rest comes from the corpus.
+        short_first: Demonstrations over which the longest function allowed grows to the full length.
+        num_held_back: Demonstrations of held-back corpus functions used for evaluation.
     """
 
     tokenizer: str = "tiny"
-    corpus_lock: str = ""
-    functions_share: Share = 0.9
-    good_share: Share = 0.6
+    template: str = "tiny_repair"
+    families: tuple[Literal["functions", "mini"], ...] = ("functions", "mini")
     context_length: Count = 512
+    mini_share: Share = 0.08
+    task_share: Share = 0.03
+    short_first: CountOrZero = 12_000
+    num_held_back: CountOrZero = 192
+
+    def contradictions(self) -> Contradictions:
+        """Parts fit into the whole."""
+        if self.mini_share + self.task_share > 1:
+            yield "mini_share", f"and task_share = {self.task_share} are more than the whole: lower one"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainNoise:
+    """How imperfect the demonstrations are: a policy that imitates perfect ones only has nothing left to explore.
+
+    Attributes:
+        right_edit: Probability that an attempt is the fix.
+        give_up: Probability of finishing after a failed attempt although attempts are left.
+        invalid_edit: Probability that an episode begins with an edit the editor refuses; it has no weight.
+        max_attempts: Edits of one episode at most.
+        wrong_weight: Loss weight of a turn with a wrong edit, or of giving up.
+        code_weight: Loss weight of the source as the editor shows it.
+    """
+
+    right_edit: Share = 0.55
+    give_up: Share = 0.12
+    invalid_edit: Share = 0.04
+    max_attempts: Count = 3
+    wrong_weight: Share = 0.35
+    code_weight: Share = 0.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -475,28 +521,30 @@ class PretrainOptimizer:
     """How the imitation loss becomes an update.
 
     Attributes:
-        kind: `adamw`, or `muon` for the matrices with AdamW for the rest.
-        learning_rate: Largest step size.
-        final_learning_rate_share: Step size at the end, as a part of the largest.
-        warmup_share: Part of the tokens over which the step size rises from 0.
-        schedule: How the step size falls after warm-up.
-        beta1: Decay of the gradient's mean.
-        beta2: Decay of the squared gradient's mean.
-        eps: Added to the root in the denominator.
+        kind: `muon` for the matrices with AdamW for the rest, or `adamw` for all.
+        learning_rate: Step size between warm-up and decay.
+        warmup_tokens: Token slots over which it rises from 0.
+        decay_share: Part of the run, at its end, over which it falls linearly.
+        final_share: What is left of it at the very end.
+        beta1: Decay of the gradient's mean, with Adam.
+        beta2: Decay of the squared gradient's mean, with Adam.
+        momentum: Decay of the gradient's mean, with Muon.
         weight_decay: Decoupled decay of the weights, per unit of learning rate.
         max_grad_norm: The gradient is scaled down to this global norm; `inf` never does.
+        router_weight: Weight of the loss that balances the experts.
     """
 
-    kind: Literal["adamw", "muon"] = "adamw"
-    learning_rate: PositiveFloat = 2e-3
-    final_learning_rate_share: Share = 0.05
-    warmup_share: Share = 0.02
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    kind: Literal["muon", "adamw"] = "muon"
+    learning_rate: PositiveFloat = 3e-3
+    warmup_tokens: CountOrZero = 200_000
+    decay_share: Share = 0.2
+    final_share: Share = 0.1
     beta1: Share = 0.9
     beta2: Share = 0.95
-    eps: PositiveFloat = 1e-8
+    momentum: Share = 0.95
     weight_decay: NonNegativeFloat = 0.05
     max_grad_norm: PositiveFloat = 1.0
+    router_weight: NonNegativeFloat = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -505,30 +553,31 @@ class Pretraining:
 
     Attributes:
         num_tokens: Token slots in all, padding included.
-        batch_tokens: Token slots of one optimizer step.
         row_length: Token slots of one row.
         rows_per_micro_batch: Rows computed at once.
-        checkpoint_every: Optimizer steps between checkpoints.
+        micro_batches: Micro-batches of one step by token slots seen: pairs `[from this many on, micro-batches]`; small
+            batches learn faster early.
         log_every: Optimizer steps between metric lines.
+        evaluate_every: Optimizer steps between evaluations.
+        checkpoint_seconds: Wall-clock seconds between checkpoints.
+        export_tokens: Token slots between exports of the policy; 0 exports at the end only.
     """
 
-    num_tokens: Count = 40_000_000
-    batch_tokens: Count = 8_192
+    num_tokens: Count = 30_000_000
     row_length: Count = 512
     rows_per_micro_batch: Count = 16
-    checkpoint_every: Count = 200
-    log_every: Count = 10
-
-    @property
-    def num_steps(self) -> int:
-        """Optimizer steps in all."""
-        return -(-self.num_tokens // self.batch_tokens)
+    micro_batches: tuple[tuple[CountOrZero, ...], ...] = ((0, 1), (12_000_000, 2))
+    log_every: Count = 20
+    evaluate_every: Count = 200
+    checkpoint_seconds: Seconds = 180.0
+    export_tokens: CountOrZero = 2_000_000
 
     def contradictions(self) -> Contradictions:
-        """A step is a whole number of micro-batches."""
-        slots = self.row_length * self.rows_per_micro_batch
-        if self.batch_tokens % slots:
-            yield "batch_tokens", f"must be a multiple of row_length x rows_per_micro_batch = {slots}"
+        """The plan of micro-batches is one."""
+        pairs = self.micro_batches
+        starts = [pair[0] for pair in pairs if pair]
+        if any(len(pair) != 2 or pair[1] < 1 for pair in pairs) or starts[:1] != [0] or starts != sorted(set(starts)):
+            yield "micro_batches", "must be pairs of a start and a number of at least 1, starts rising from 0"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -537,25 +586,23 @@ class PretrainRecipe:
 
     Attributes:
         kind: `pretrain`.
-        output: Directory that receives the Hugging Face files.
-        run: Identity of the run.
+        run: Identity of the run; its directory receives checkpoints, metrics and the policy's Hugging Face files.
         model: Shape of the model.
         data: What it imitates.
+        noise: How imperfect that is.
         optimizer: How the loss becomes an update.
         training: How long it goes on.
-        telemetry: What the run shows and keeps.
     """
 
     KIND: ClassVar[str] = "pretrain"
 
     kind: Literal["pretrain"] = "pretrain"
-    output: str = "build/policy"
     run: Run = field(default_factory=Run)
     model: Model = field(default_factory=Model)
     data: PretrainData = field(default_factory=PretrainData)
+    noise: PretrainNoise = field(default_factory=PretrainNoise)
     optimizer: PretrainOptimizer = field(default_factory=PretrainOptimizer)
     training: Pretraining = field(default_factory=Pretraining)
-    telemetry: Telemetry = field(default_factory=Telemetry)
 
     def contradictions(self) -> Contradictions:
         """What no single section can see."""

@@ -31,13 +31,17 @@ def test_what_is_unknown_is_left_out():
 def test_pretraining_counts():
     recipe = PretrainRecipe(
         training=Pretraining(
-            num_tokens=10_001, batch_tokens=2_000, row_length=500, rows_per_micro_batch=2, checkpoint_every=4
+            num_tokens=10_001,
+            row_length=500,
+            rows_per_micro_batch=2,
+            micro_batches=((0, 1), (3_500, 2)),
+            export_tokens=5_000,
         )
     )
+    # Four steps of 1,000 slots pass 3,500; then four of 2,000 pass 10,001.
     assert batch_arithmetic(recipe) == {
-        "optimizer_steps": 6,
+        "optimizer_steps": 8,
         "token_slots": 12_000,
-        "rows_per_step": 4,
-        "micro_batches_per_step": 2,
-        "checkpoints": 2,
+        "micro_batch_token_slots": 1_000,
+        "exports": 2,
     }

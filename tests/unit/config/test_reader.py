@@ -95,6 +95,24 @@ def test_each_fault_is_one_line_with_key_value_and_remedy(write, body, line):
     assert found[0].startswith(line), found
 
 
+@pytest.mark.parametrize(
+    "value", ["[]", "[[1, 1]]", "[[0, 0]]", "[[0]]", "[[0, 1, 2]]", "[[0, 1], [0, 2]]", "[1, 2]", "3"]
+)
+def test_lists_within_lists_are_checked(write, value):
+    found = problems(write(f'kind = "pretrain"\n[training]\nmicro_batches = {value}\n'))
+    assert found[0].startswith("r.toml: training.micro_batches ")
+    assert "must be" in found[0]
+
+
+def test_lists_come_from_the_command_line_too(write):
+    recipe = read_recipe(
+        write('kind = "pretrain"'), {"training.micro_batches": "[[0, 3]]", "data.families": '["mini"]'}
+    )
+    assert isinstance(recipe, PretrainRecipe)
+    assert recipe.training.micro_batches == ((0, 3),)
+    assert recipe.data.families == ("mini",)
+
+
 def test_all_faults_are_reported_at_once(write):
     found = problems(write('kind = "train"\n[rollout]\nnum_slots = 0\nretries = -1\n[run]\nsed = 1\n'))
     assert len(found) == 3
