@@ -40,6 +40,7 @@ import sys
 import time
 import traceback
 import types
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 WORKDIR = "/testbed"
@@ -263,6 +264,24 @@ class _Wakeup:
         os.close(self.write_fd)
 
 
+@contextlib.contextmanager
+def _ended_by_hangup(control: socket.socket) -> Iterator[None]:
+    """While the block runs, however long, end this process as soon as the host closes its end of the socket.
+
+    The host says nothing before it has heard that the harness is loaded, so any news on the socket is its end.
+    """
+    signal.signal(signal.SIGIO, lambda *_: os._exit(0))
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(control, fcntl.F_GETFL)
+    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)
+    with contextlib.suppress(BlockingIOError):
+        control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        os._exit(0)
+    yield
+    fcntl.fcntl(control, fcntl.F_SETFL, flags)
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+
+
 class Zygote:
     """Process 1 of the container: forks a sandbox per request, kills them, and reports their ends."""
 
@@ -276,7 +295,8 @@ class Zygote:
     def run(self) -> NoReturn:
         """Preload the harness, then serve until the host closes the control socket."""
         try:
-            self._harness = _load_harness(self._config)
+            with _ended_by_hangup(self._control):
+                self._harness = _load_harness(self._config)
         except BaseException:
             self._send({"event": "failed_preload", "message": traceback.format_exc(limit=-8)[-8000:]})
             os._exit(1)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,6 +135,24 @@ def test_a_killed_launcher_leaves_nothing(marked: Marked, tmp_path: Path, warm: 
         launcher.wait(20)
     marked.assert_gone(within_s=10.0)
     assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("delay_s", [0.05, 0.15, 0.3, 0.6])
+def test_a_launcher_killed_while_a_harness_loads_leaves_nothing(marked: Marked, tmp_path: Path, delay_s: float) -> None:
+    lazy = tmp_path / "lazy.py"
+    lazy.write_text("import time\ntime.sleep(1000)\n")
+    lazy.chmod(0o644)
+    source = str(marked.image.mounts[0].source)
+    command = [sys.executable, "-c", _LAUNCHER, str(lazy), source, marked.marker, "warm"]
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(_SOURCE)}) as launcher:
+        deadline = time.monotonic() + 20.0
+        while not Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        time.sleep(delay_s)
+        launcher.kill()
+    time.sleep(0.05)
+    marked.assert_gone(within_s=10.0)
 
 
 def test_a_dead_container_is_reported_and_started_again(run: Run, marked: Marked) -> None:
