@@ -11,16 +11,16 @@ from typing import TypeVar
 
 from swerve.types import SwerveError
 
-_CHUNK_OVERHEAD_TOKENS = 8
+_CHUNK_OVERHEAD_TOKENS = 4
 """What starting a chunk costs, in columns of a chunk."""
 
 _T = TypeVar("_T")
 
 
 def default_batch_sizes(num_slots: int) -> tuple[int, ...]:
-    """All slots, half of them, a quarter, and so on down to a sixteenth (at least 8): few programs, little waste."""
+    """All slots, half of them, a quarter, and an eighth (at least 8): few programs to compile, little waste."""
     sizes = [num_slots]
-    while sizes[-1] // 2 >= max(8, num_slots // 16):
+    while sizes[-1] // 2 >= max(8, num_slots // 8):
         sizes.append(sizes[-1] // 2)
     return tuple(sorted(sizes))
 

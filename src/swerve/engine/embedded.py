@@ -113,7 +113,8 @@ class EmbeddedEngine:
         weights_version: Number of the weights given.
         batch_sizes: Batch sizes to compile for, the largest `num_slots`; by default it and its halves. One size alone
             makes a session's tokens bit for bit independent of how many others there are.
-        chunk_lengths: Lengths of the chunks in which given tokens are consumed.
+        chunk_lengths: Lengths of the chunks in which given tokens are consumed. On a CPU a token costs the same in
+            every length and each length compiles its own programs; accelerators want long ones, too.
         segment_steps: Most decode steps between two looks at aborts.
         max_wait_s: Seconds after which a round starts without the sessions that are not ready; `None` waits for all.
         model: Functions of the model.
@@ -130,7 +131,7 @@ class EmbeddedEngine:
         pad_id: int,
         weights_version: int = 0,
         batch_sizes: Sequence[int] | None = None,
-        chunk_lengths: Sequence[int] = (16, 64),
+        chunk_lengths: Sequence[int] = (16,),
         segment_steps: int = 32,
         max_wait_s: float | None = None,
         model: DecoderModel = models,
@@ -138,6 +139,7 @@ class EmbeddedEngine:
         if num_slots < 1 or context_length < 2 or segment_steps < 1:
             raise SwerveError("engine: num_slots and segment_steps must be at least 1, context_length at least 2")
         sizes = check_sizes(batch_sizes or default_batch_sizes(num_slots), num_slots, "batch_sizes")
+        self._batch_sizes = sizes
         lengths = check_sizes(chunk_lengths, None, "chunk_lengths")
         self._vocab_size: int = config.vocab_size
         self._num_slots = num_slots
@@ -258,14 +260,16 @@ class EmbeddedEngine:
         log_probs = self._programs.score(length)(self._weights[0], padded, np.int32(len(tokens)))
         return np.asarray(log_probs)[: len(tokens)]
 
-    def warmup(self, num_rows: Sequence[int] | None = None, *, truncated: bool = False) -> None:
+    def warmup(self, num_rows: Sequence[int] | None = None, *, truncated: bool = False, num_threads: int = 2) -> None:
         """Compile ahead of the first round; may run in a thread of its own, beside rounds.
 
         Args:
-            num_rows: Numbers of rows to be ready for; by default the number of slots.
-            truncated: Compile the decode program for requests with `top_p` or `top_k` instead of the plain one.
+            num_rows: Numbers of rows to be ready for; by default every batch size.
+            truncated: Compile the decode programs for requests with `top_p` or `top_k` instead of the plain ones.
+            num_threads: Programs to compile at once.
         """
-        self._runner.warm_up(num_rows or [self._num_slots], truncated=truncated)
+        rows = self._batch_sizes if num_rows is None else num_rows
+        self._runner.warm_up(rows, truncated=truncated, num_threads=num_threads)
 
     @property
     def compile_seconds(self) -> dict[str, float]:

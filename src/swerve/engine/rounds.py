@@ -1,7 +1,9 @@
 """One round on the device: every job's new tokens are consumed, then all jobs sample until each has ended.
 
-    jobs --> group equal contexts --> take one row of each --> feed chunks --> put: a copy to every row of the group
-         --> take the rows alive --> decode segment --> half of them ended? put, take into a smaller batch --> ...
+    jobs --> group equal contexts
+         --> take one row of each --> feed chunks --> put, a copy to every row of the group
+         --> take the rows that live --> decode a segment --> put
+    Both lines begin again in a smaller batch once few enough rows have work left.
 
 The full state has one row per slot and stays on the device. Work happens in the smallest compiled batch that
 holds the rows concerned, a number that depends on the jobs alone. Between a session's turns its row holds
@@ -14,7 +16,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -132,47 +136,58 @@ class RoundRunner:
         self._add(round_s=time.perf_counter() - started)
         return RoundCounters(**self._amounts)
 
-    def warm_up(self, num_rows: Sequence[int], *, truncated: bool) -> None:
-        """Compile what rounds of the given numbers of rows use first; safe beside a running round."""
+    def warm_up(self, num_rows: Sequence[int], *, truncated: bool, num_threads: int) -> None:
+        """Compile what rounds of the given numbers of rows use; safe beside a running round."""
         sizes = sorted({batch_size_for(n, self._batch_sizes) for n in num_rows}, reverse=True)
-        for size in sizes:
-            self._programs.decode(size, truncated)
-            for length in self._chunk_lengths:
-                self._programs.feed(size, length)
-            if size < self._num_slots:
-                self._programs.take(size)
-                self._programs.put(size)
-            else:
-                self._programs.reset()
-                self._programs.spread()
+        programs = self._programs
+        calls: list[Callable[[], Any]] = [partial(programs.decode, size, truncated) for size in sizes]
+        calls += [partial(programs.feed, size, length) for size in sizes for length in self._chunk_lengths]
+        calls += [
+            partial(move, size) for size in sizes if size < self._num_slots for move in (programs.take, programs.put)
+        ]
+        calls += [programs.reset, programs.spread] if self._num_slots in sizes else []
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="engine-warmup") as pool:
+            for done in [pool.submit(call) for call in calls]:
+                done.result()
 
     # ------------------------------------------------------------------------------------------------ phases
 
     def _feed(self, params: Params, jobs: Sequence[Job]) -> None:
         """Bring every job's row up to all its tokens but the last; equal contexts are computed once."""
         pending = [job for job in jobs if job.num_unfed or not job.num_fed]
-        if not pending:
-            return
         groups = group_by_key(pending, [(job.num_fed, tuple(job.tokens[:-1])) for job in pending])
-        leaders = [group[0] for group in groups]
-        batch = self._take(leaders, empty=[job for job in leaders if not job.num_fed])
-        fed = {job.row: job.num_fed for job in leaders}
-        for length in plan_chunks(max(job.num_unfed for job in leaders), self._chunk_lengths):
-            tokens = np.full((batch.size, length), self._pad_id, np.int32)
-            num_valid = np.zeros(batch.size, np.int32)
-            for job in leaders:
-                start = fed[job.row]
-                chunk = job.tokens[start : min(start + length, len(job.tokens) - 1)]
-                tokens[batch.place[job.row], : len(chunk)] = chunk
-                num_valid[batch.place[job.row]] = len(chunk)
-                fed[job.row] += len(chunk)
-            program = self._program(self._programs.feed, batch.size, length)
-            batch.state = self._call("prefill_s", program, params, tokens, num_valid, batch.state)
-            self._add(prefill_slots=batch.size * length, prefill_tokens=int(num_valid.sum()))
-        self._put(batch, {job.row: batch.place[group[0].row] for group in groups for job in group})
+        group_of = {group[0].row: group for group in groups}
         self._add(shared_tokens=sum(job.num_unfed for group in groups for job in group[1:]))
+        leaders = [group[0] for group in groups]
+        while leaders:
+            batch = self._take(leaders, empty=[job for job in leaders if not job.num_fed])
+            floor = smaller_batch_size(batch.size, self._batch_sizes)
+            unfed = [job for job in leaders if job.num_unfed]
+            while len(unfed) > floor:
+                self._feed_chunk(params, batch, unfed)
+                unfed = [job for job in unfed if job.num_unfed]
+            source_of = {job.row: batch.place[job.row] for job in unfed}
+            for job in leaders:
+                if not job.num_unfed:
+                    source_of.update({member.row: batch.place[job.row] for member in group_of[job.row]})
+            self._put(batch, source_of)
+            leaders = unfed
         for job in pending:
             job.num_fed = len(job.tokens) - 1
+
+    def _feed_chunk(self, params: Params, batch: _Batch, unfed: Sequence[Job]) -> None:
+        """Consume one chunk of each job that has tokens left; the batch may hold other rows, which stay as they are."""
+        length = plan_chunks(max(job.num_unfed for job in unfed), self._chunk_lengths)[0]
+        tokens = np.full((batch.size, length), self._pad_id, np.int32)
+        num_valid = np.zeros(batch.size, np.int32)
+        for job in unfed:
+            chunk = job.tokens[job.num_fed : min(job.num_fed + length, len(job.tokens) - 1)]
+            tokens[batch.place[job.row], : len(chunk)] = chunk
+            num_valid[batch.place[job.row]] = len(chunk)
+            job.num_fed += len(chunk)
+        program = self._program(self._programs.feed, batch.size, length)
+        batch.state = self._call("prefill_s", program, params, tokens, num_valid, batch.state)
+        self._add(prefill_slots=batch.size * length, prefill_tokens=int(num_valid.sum()))
 
     def _decode(self, params: Params, jobs: Sequence[Job]) -> None:
         """Sample in segments until no job is left, in ever smaller batches."""

@@ -18,7 +18,7 @@ from swerve.types import SwerveError
 
 
 def test_default_sizes_halve() -> None:
-    assert default_batch_sizes(256) == (16, 32, 64, 128, 256)
+    assert default_batch_sizes(256) == (32, 64, 128, 256)
     assert default_batch_sizes(24) == (12, 24)
     assert default_batch_sizes(1) == (1,)
 
@@ -46,6 +46,7 @@ def test_chunks_cover_with_no_chunk_to_spare(num_tokens: int, lengths: set[int])
 def test_chunks_weigh_padding_against_calls() -> None:
     assert plan_chunks(0, (16, 64)) == ()
     assert plan_chunks(50, (16, 64)) == (64,)
+    assert plan_chunks(40, (16, 64)) == (16, 16, 16)
     assert plan_chunks(70, (16, 64)) == (64, 16)
     assert plan_chunks(140, (16, 64)) == (64, 64, 16)
 
