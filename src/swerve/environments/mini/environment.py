@@ -1,0 +1,52 @@
+"""The `mini` family as an environment: one sandbox image, tests that travel with the task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from swerve.environments.mini.generator import FAMILY, IMAGE, REPAIR_FILE
+from swerve.sandboxes import SandboxImage
+from swerve.types import SwerveError, Task
+
+HARNESS_FILE = Path(__file__).with_name("harness.py")
+
+
+class MiniEnvironment:
+    """Repairs of generated functions, judged by calls with known values."""
+
+    family = FAMILY
+
+    def __init__(self, tasks: Iterable[Task] = ()) -> None:
+        """Create the environment.
+
+        Args:
+            tasks: Tasks that may be attempted; only checked.
+
+        Raises:
+            SwerveError: A task is of another family.
+        """
+        for task in tasks:
+            if task.family != FAMILY:
+                raise SwerveError(f"task {task.id}: key family: '{task.family}', expected '{FAMILY}'")
+
+    def images(self) -> list[SandboxImage]:
+        """The one image, which holds nothing but Python."""
+        return [SandboxImage(name=IMAGE, harness=HARNESS_FILE, harness_args={})]
+
+    def image_for(self, task: Task) -> str:
+        """Name of the image a task starts from."""
+        return task.image
+
+    def editable_files(self, task: Task) -> Sequence[str]:
+        """The one file that the agent repairs."""
+        return (REPAIR_FILE,)
+
+    def prepare_payload(self, task: Task) -> Any:
+        """The workspace and the visible tests."""
+        return {"visible": list(task.visible_tests), "files": dict(task.workspace)}
+
+    def grade_payload(self, task: Task, files: Mapping[str, str]) -> Any:
+        """The repaired text and all tests; a missing file counts as an empty one."""
+        return {"text": files.get(REPAIR_FILE, ""), "tests": [*task.fail_to_pass, *task.pass_to_pass]}
