@@ -173,12 +173,6 @@ def _scan_chunks(
         return state, out
 
     inputs = (u, w, inner, q, k, from_state, to_state, keep)
-    if u.shape[2] <= 64:
-        outs = []
-        for n in range(u.shape[2]):
-            state, out = step(state, tuple(x[:, :, n] for x in inputs))
-            outs.append(out)
-        return jnp.moveaxis(jnp.stack(outs, axis=1), 2, 3), state
     state, outs = lax.scan(step, state, jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), inputs))
     return jnp.moveaxis(outs, (0, 2), (1, 3)), state
 
