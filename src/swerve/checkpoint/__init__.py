@@ -7,7 +7,13 @@ read its data. It stores arrays and JSON and does not know what they mean.
 
 from swerve.checkpoint.data_position import DataPosition
 from swerve.checkpoint.files import CheckpointError, TornCheckpointError
-from swerve.checkpoint.store import Checkpoint, CheckpointStore, ForeignCheckpointError
+from swerve.checkpoint.store import (
+    Checkpoint,
+    CheckpointStore,
+    ForeignCheckpointError,
+    list_checkpoints,
+    open_checkpoint,
+)
 
 __all__ = [
     "Checkpoint",
@@ -16,4 +22,6 @@ __all__ = [
     "DataPosition",
     "ForeignCheckpointError",
     "TornCheckpointError",
+    "list_checkpoints",
+    "open_checkpoint",
 ]

@@ -238,12 +238,10 @@ class CheckpointStore:
             raise TornCheckpointError(
                 f"{directory}: the manifest says step {manifest.get('step')}: it was renamed; undo it"
             )
-        params = _decode(read_verified(directory, _PARAMS, manifest))
-        optimizer = _decode(read_verified(directory, _OPTIMIZER, manifest))
-        host = json.loads(read_verified(directory, _HOST, manifest))
-        for part, expected in zip((params, optimizer), like or (), strict=False):
+        checkpoint = _read(directory, manifest)
+        for part, expected in zip((checkpoint.params, checkpoint.optimizer), like or (), strict=False):
             _check_like(directory, part, expected)
-        return Checkpoint(step=step, params=params, optimizer=optimizer, host=host, path=directory)
+        return checkpoint
 
     def _check_identity(self, directory: Path, manifest: Mapping[str, Any]) -> None:
         if manifest.get("recipe") != self._identity["recipe"]:
@@ -267,6 +265,41 @@ class CheckpointStore:
     def _steps(self, kind: str) -> list[int]:
         names = (path.name.removeprefix(kind) for path in self._directory.glob(f"{kind}*") if path.is_dir())
         return sorted(int(name) for name in names if name.isdecimal())
+
+
+def list_checkpoints(directory: Path) -> list[Path]:
+    """The full checkpoints in a directory of checkpoints, in order of step."""
+    found = {int(path.name.removeprefix(_FULL)): path for path in directory.glob(f"{_FULL}*") if _is_checkpoint(path)}
+    return [path for _, path in sorted(found.items())]
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Read a full checkpoint for a look at it, whatever run it is of.
+
+    Args:
+        path: Its own directory.
+
+    Returns:
+        The checkpoint, every byte verified.
+
+    Raises:
+        TornCheckpointError: A file is missing, short or altered.
+    """
+    return _read(path, read_manifest(path))
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return path.is_dir() and path.name.removeprefix(_FULL).isdecimal()
+
+
+def _read(directory: Path, manifest: Mapping[str, Any]) -> Checkpoint:
+    return Checkpoint(
+        step=manifest["step"],
+        params=_decode(read_verified(directory, _PARAMS, manifest)),
+        optimizer=_decode(read_verified(directory, _OPTIMIZER, manifest)),
+        host=json.loads(read_verified(directory, _HOST, manifest)),
+        path=directory,
+    )
 
 
 def _short(digest: str | None) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def cache_directory() -> Path:
-    """Directory for what can be made again: `SWERVE_CACHE_DIR`, else `XDG_CACHE_HOME/swerve`, else `~/.cache/swerve`."""
+    """What can be made again lies here: `SWERVE_CACHE_DIR`, else `XDG_CACHE_HOME/swerve`, else `~/.cache/swerve`."""
     if own := os.environ.get("SWERVE_CACHE_DIR"):
         return Path(own)
     base = os.environ.get("XDG_CACHE_HOME")

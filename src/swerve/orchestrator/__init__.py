@@ -3,3 +3,16 @@
 It asks for rollouts, turns them into groups and micro-batches, drives the trainer, hands new weights to the engine,
 bounds how old a trajectory may be when it is trained on, and accounts for every failed rollout. It computes nothing.
 """
+
+from swerve.orchestrator.loop import EVALUATION_SEED, TrainingLoop, evaluation_settings, training_settings
+from swerve.orchestrator.roles import LoopRoles
+from swerve.orchestrator.state import LoopState
+
+__all__ = [
+    "EVALUATION_SEED",
+    "LoopRoles",
+    "LoopState",
+    "TrainingLoop",
+    "evaluation_settings",
+    "training_settings",
+]

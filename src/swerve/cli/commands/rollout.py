@@ -1,0 +1,105 @@
+"""Play one episode of a task and print it readably.
+
+Shows the problem, every turn with its tool calls and what came of them, and the verdict of the hidden tests. The task
+is looked for among the training and the held-out tasks of the recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swerve.cli.recipe_arguments import add_setting_arguments, overrides_from
+from swerve.config import TrainRecipe, read_recipe_as
+from swerve.types import SwerveError
+
+if TYPE_CHECKING:
+    from swerve.cli.composition import TaskSets
+    from swerve.types import Task, Trajectory
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the task, the recipe and its settings."""
+    parser.add_argument("task", metavar="TASK_ID", help="id of the task, or `first` for the first held-out one")
+    parser.add_argument(
+        "--recipe", type=Path, default=Path("recipes/demo.toml"), metavar="RECIPE", help="recipe file (%(default)s)"
+    )
+    parser.add_argument("--sample", type=int, default=0, metavar="INT", help="attempt; another number, another seed")
+    parser.add_argument("--json", action="store_true", help="print the trajectory as JSON")
+    add_setting_arguments(parser, [TrainRecipe])
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plays it; exits with 0 whether or not the repair was right, and with 1 if the episode failed."""
+    from swerve.cli.composition import read_tasks
+    from swerve.telemetry import trajectory_to_json
+
+    recipe = read_recipe_as(TrainRecipe, arguments.recipe, overrides_from(arguments))
+    task = find_task(read_tasks(recipe.tasks), arguments.task)
+    trajectory = asyncio.run(play(recipe, task, arguments.sample))
+    if arguments.json:
+        print(json.dumps(trajectory_to_json(trajectory)))
+    else:
+        print(describe(task, trajectory))
+    return int(not trajectory.status.is_valid_sample)
+
+
+def find_task(tasks: TaskSets, wanted: str) -> Task:
+    """The task of an id, or the first held-out one for `first`.
+
+    Raises:
+        SwerveError: There is none; close ids are named.
+    """
+    if wanted == "first":
+        return tasks.validation[0]
+    by_id = {task.id: task for task in (*tasks.train, *tasks.validation)}
+    if wanted not in by_id:
+        import difflib
+
+        near = difflib.get_close_matches(wanted, by_id, n=3, cutoff=0.3)
+        raise SwerveError(f"no task {wanted} in {tasks.files[0]} or {tasks.files[1]}; close are {', '.join(near)}")
+    return by_id[wanted]
+
+
+async def play(recipe: TrainRecipe, task: Task, sample_index: int) -> Trajectory:
+    """One episode of a task with the recipe's policy, at the sampling of its training."""
+    import dataclasses
+
+    from swerve.cli.composition import episode_roles, load_policy, make_engine, prepare_jax
+    from swerve.orchestrator import training_settings
+    from swerve.rollout import derive_seed, run_episode
+
+    prepare_jax()
+    policy = load_policy(recipe.policy, recipe.run.seed)
+    engine = make_engine(policy, dataclasses.replace(recipe.rollout, num_slots=1))
+    async with episode_roles(recipe, [task], policy.tokenizer, engine) as roles:
+        return await run_episode(
+            task,
+            sample_index,
+            roles=roles,
+            settings=training_settings(recipe),
+            seed=derive_seed(recipe.run.seed, 0, task.id, sample_index),
+        )
+
+
+def describe(task: Task, trajectory: Trajectory) -> str:
+    """An episode in words."""
+    blocks = [f"task {task.id}", f"user\n{_indent(task.problem_statement)}"]
+    for number, turn in enumerate(trajectory.turns, start=1):
+        blocks.append(f"turn {number}\n{_indent(turn.text)}")
+        blocks += [f"result\n{_indent(observation)}" for observation in turn.observations]
+    verdict = "no verdict" if trajectory.reward is None else f"reward {trajectory.reward:g}"
+    passed = sum(status == "passed" for status in trajectory.test_statuses.values())
+    blocks.append(
+        f"{trajectory.status.value}: {verdict}; {passed} of {len(trajectory.test_statuses)} tests passed; "
+        f"{trajectory.tokens.size} tokens, {trajectory.num_sampled_tokens} of them sampled"
+        + (f"; {trajectory.error}" if trajectory.error else "")
+    )
+    return "\n\n".join(blocks)
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())

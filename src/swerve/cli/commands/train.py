@@ -1,0 +1,59 @@
+"""Train a policy by reinforcement learning.
+
+Reads a recipe, evaluates the starting policy on held-out tasks, trains it by GRPO on graded episodes, evaluates it
+again, and leaves a run directory. A run that was stopped anywhere goes on with --resume, to the same result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from swerve.cli.recipe_arguments import add_recipe_arguments, dry_run_text, recipe_from
+from swerve.config import TrainRecipe
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the recipe, its settings and `--resume`."""
+    add_recipe_arguments(parser, TrainRecipe)
+    parser.add_argument("--resume", action="store_true", help="go on with this recipe's last run, or start it")
+    parser.add_argument("--run", type=Path, metavar="DIR", help="with --resume: the run directory to go on with")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Trains, or prints what would be trained."""
+    recipe = recipe_from(arguments, TrainRecipe)
+    from swerve.cli.composition import prepare_jax, read_tasks
+
+    if arguments.dry_run:
+        from swerve.cli.training import dry_run_facts
+
+        tasks = read_tasks(recipe.tasks, recipe.evaluation.num_tasks)
+        print(
+            dry_run_text(
+                recipe,
+                num_train_tasks=len(tasks.train),
+                num_validation_tasks=len(tasks.validation),
+                extra=dry_run_facts(recipe),
+                as_json=arguments.json,
+            )
+        )
+        return 0
+    prepare_jax()
+    from swerve.cli.training import closing_lines, read_inputs, train
+    from swerve.telemetry import RunDirectory, choose_path, collect_provenance, latest_path
+
+    inputs = read_inputs(recipe)
+    provenance = collect_provenance()
+    if arguments.resume:
+        path = arguments.run or latest_path(recipe, arguments.recipe)
+        directory = RunDirectory.resume(path, recipe, provenance)
+    else:
+        directory = RunDirectory.create(choose_path(recipe, arguments.recipe), recipe, provenance)
+    try:
+        result = asyncio.run(train(inputs, directory, resume=arguments.resume))
+    finally:
+        directory.close()
+    print("\n".join(closing_lines(result, directory.path, arguments.recipe)))
+    return 0

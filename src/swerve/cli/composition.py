@@ -1,0 +1,220 @@
+"""Builds the roles of a run from its recipe: policy, tasks, environment, engine, sandboxes.
+
+The one place that knows every layer. Whatever can be wrong with the input is found here, before anything expensive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swerve.config import TrainRecipe, cache_directory
+from swerve.config.schema import Policy as PolicySection
+from swerve.config.schema import Rollout, Sandbox, Tasks
+from swerve.environments import Environment, Grader, load_split
+from swerve.rendering import ConversationRenderer, Template, Tokenizer
+from swerve.rollout import EpisodeRoles
+from swerve.sandboxes import SandboxLimits, SandboxPool
+from swerve.types import SwerveError, Task
+
+if TYPE_CHECKING:
+    from swerve.engine import EmbeddedEngine
+    from swerve.models import Qwen35MoeConfig
+
+DATA = Path(__file__).parents[1] / "environments" / "data"
+TINY_POLICY = Path(__file__).parents[1] / "policies" / "tiny"
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedPolicy:
+    """A policy, read from its directory.
+
+    Attributes:
+        directory: Where it was read from.
+        config: Shape of the model.
+        params: Its weights.
+        tokenizer: Its tokenizer.
+    """
+
+    directory: Path
+    config: Qwen35MoeConfig
+    params: Any
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskSets:
+    """The tasks of a run.
+
+    Attributes:
+        train: In training order.
+        validation: Held out.
+        files: The files read, training first.
+    """
+
+    train: list[Task]
+    validation: list[Task]
+    files: tuple[Path, Path]
+
+
+def policy_directory(checkpoint: str) -> Path:
+    """The directory that `policy.checkpoint` names."""
+    return TINY_POLICY if checkpoint == "tiny" else Path(checkpoint)
+
+
+def load_policy(section: PolicySection, seed: int) -> LoadedPolicy:
+    """Read the policy that a recipe names.
+
+    Raises:
+        SwerveError: A file is missing or does not fit the others.
+    """
+    from swerve import models
+
+    directory = policy_directory(section.checkpoint)
+    tokenizer = Tokenizer.load(directory)
+    config, params = models.load_hf(directory)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise SwerveError(
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} entries, the model {config.vocab_size}: "
+            "they belong to different policies"
+        )
+    if section.random_weights:
+        import jax
+
+        params = models.initialise(config, jax.random.key(seed))
+    return LoadedPolicy(directory=directory, config=config, params=params, tokenizer=tokenizer)
+
+
+def read_tasks(section: Tasks, num_validation: int = 0) -> TaskSets:
+    """Read the tasks that a recipe names.
+
+    Args:
+        section: Which.
+        num_validation: Held-out tasks used, from the start of the file; 0 uses all.
+
+    Raises:
+        SwerveError: A file is at fault, or holds fewer tasks than are asked for.
+    """
+    if section.family == "files":
+        files = (Path(section.train_file), Path(section.validation_file))
+    else:
+        files = (DATA / f"{section.family}_train.jsonl.xz", DATA / f"{section.family}_validation.jsonl.xz")
+    train, validation = load_split(*files)
+    for key, tasks, wanted, file in (
+        ("tasks.num_train", train, section.num_train, files[0]),
+        ("evaluation.num_tasks", validation, num_validation, files[1]),
+    ):
+        if wanted > len(tasks):
+            raise SwerveError(f"{key} = {wanted}: {file} holds only {len(tasks)} tasks")
+    return TaskSets(
+        train=train[: section.num_train or None], validation=validation[: num_validation or None], files=files
+    )
+
+
+def environment_of(tasks: Sequence[Task]) -> Environment:
+    """The environment of some tasks, which are all of one family.
+
+    Raises:
+        SwerveError: They are of several families, or of one there is no environment for.
+    """
+    families = sorted({task.family for task in tasks})
+    if len(families) != 1:
+        raise SwerveError(f"the tasks are of several families ({', '.join(families)}): a run has one environment")
+    if families[0] not in _ENVIRONMENTS:
+        raise SwerveError(f"tasks of family {families[0]}: there is no such environment; there are functions and mini")
+    return _ENVIRONMENTS[families[0]](tasks)
+
+
+def _functions(tasks: Sequence[Task]) -> Environment:
+    from swerve.environments.functions import FunctionsEnvironment
+
+    return FunctionsEnvironment(tasks)
+
+
+def _mini(tasks: Sequence[Task]) -> Environment:
+    from swerve.environments.mini import MiniEnvironment
+
+    return MiniEnvironment()
+
+
+_ENVIRONMENTS: dict[str, Callable[[Sequence[Task]], Environment]] = {"functions": _functions, "mini": _mini}
+
+
+def make_engine(policy: LoadedPolicy, rollout: Rollout, version: int = 0, params: Any = None) -> EmbeddedEngine:
+    """The embedded engine for a policy.
+
+    Args:
+        policy: Sampled from.
+        rollout: Slots and context.
+        version: Number of the weights.
+        params: Weights in place of the policy's own.
+    """
+    from swerve.engine import EmbeddedEngine
+
+    return EmbeddedEngine(
+        policy.config,
+        policy.params if params is None else params,
+        num_slots=rollout.num_slots,
+        context_length=rollout.context_length,
+        end_of_turn_id=policy.tokenizer.end_of_turn_id,
+        pad_id=policy.tokenizer.pad_id,
+        weights_version=version,
+    )
+
+
+def sandbox_limits(section: Sandbox) -> SandboxLimits:
+    """What a recipe lets one sandbox use."""
+    return SandboxLimits(
+        memory_bytes=section.memory_mib * MIB,
+        disk_bytes=section.disk_mib * MIB,
+        file_bytes=section.disk_mib * MIB,
+        num_processes=section.num_processes,
+        cpu_s=section.cpu_s,
+        output_bytes=section.output_kib << 10,
+    )
+
+
+@contextlib.asynccontextmanager
+async def episode_roles(
+    recipe: TrainRecipe, tasks: Sequence[Task], tokenizer: Tokenizer, engine: EmbeddedEngine
+) -> AsyncIterator[EpisodeRoles]:
+    """Those an episode works with, sandboxes started; everything is gone at the end of the block.
+
+    Args:
+        recipe: Template and limits.
+        tasks: All that may be attempted.
+        tokenizer: Of the policy.
+        engine: Samples; shut down at the end.
+    """
+    environment = environment_of(tasks)
+    renderer = ConversationRenderer(tokenizer, load_template(recipe.agent.template))
+    try:
+        async with SandboxPool(environment.images(), sandbox_limits(recipe.sandbox)) as pool:
+            await pool.warm_up()
+            yield EpisodeRoles(
+                policy=engine,
+                pool=pool,
+                environment=environment,
+                grader=Grader(pool, environment),
+                renderer=renderer,
+            )
+    finally:
+        engine.shutdown()
+
+
+def load_template(name: str) -> Template:
+    """A template by its name among those shipped, or by its path."""
+    return Template.from_file(name) if "/" in name or name.endswith(".jinja") else Template.load(name)
+
+
+def prepare_jax() -> None:
+    """Set JAX up for this process: a persistent compilation cache under the user's cache directory."""
+    jax = importlib.import_module("jax")
+    jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

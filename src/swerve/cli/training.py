@@ -1,0 +1,253 @@
+"""Runs a training recipe: from its settings to the last line on the screen."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swerve.checkpoint import CheckpointStore, DataPosition
+from swerve.cli.composition import (
+    LoadedPolicy,
+    TaskSets,
+    episode_roles,
+    load_policy,
+    make_engine,
+    policy_directory,
+    read_tasks,
+)
+from swerve.config import TrainRecipe
+from swerve.telemetry import (
+    Metrics,
+    PeakMemory,
+    RunDirectory,
+    Sink,
+    TensorBoardSink,
+    TrajectoryLog,
+    identity_digest,
+    open_progress,
+    write_json,
+)
+from swerve.types import SwerveError
+
+if TYPE_CHECKING:
+    from swerve.orchestrator import LoopState
+    from swerve.trainer import GrpoTrainer
+
+PROBE_TOKENS = 48
+"""Tokens that engine and trainer both score after every refit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingInputs:
+    """What a run starts from, read and checked.
+
+    Attributes:
+        recipe: What to do.
+        tasks: The repairs.
+        policy: Trained.
+    """
+
+    recipe: TrainRecipe
+    tasks: TaskSets
+    policy: LoadedPolicy
+
+
+def read_inputs(recipe: TrainRecipe) -> TrainingInputs:
+    """Read everything a run starts from.
+
+    Raises:
+        SwerveError: Something of it is at fault, or a setting asks for what this loop does not do.
+    """
+    if recipe.training.max_trajectory_age != 0:
+        raise SwerveError(
+            f"training.max_trajectory_age = {recipe.training.max_trajectory_age}: the in-process loop trains on "
+            "trajectories of the present weights only: set it to 0"
+        )
+    tasks = read_tasks(recipe.tasks, recipe.evaluation.num_tasks)
+    return TrainingInputs(recipe=recipe, tasks=tasks, policy=load_policy(recipe.policy, recipe.run.seed))
+
+
+async def train(inputs: TrainingInputs, directory: RunDirectory, *, resume: bool) -> dict[str, Any]:
+    """Run a recipe to its end.
+
+    Args:
+        inputs: From `read_inputs`.
+        directory: Of the run, held.
+        resume: Go on from the directory's last checkpoint, where it has one.
+
+    Returns:
+        The summary, which has been written too.
+    """
+    from swerve.orchestrator import LoopRoles, TrainingLoop
+    from swerve.weights import WeightsPublisher
+
+    recipe, policy = inputs.recipe, inputs.policy
+    trainer = make_trainer(inputs)
+    store = CheckpointStore(
+        directory.checkpoints,
+        recipe_digest=identity_digest(recipe),
+        datasets={path.name: file_digest(path) for path in inputs.tasks.files},
+        keep_last=recipe.checkpoint.keep,
+    )
+    state = _restore(store, trainer, inputs) if resume else _fresh_state(inputs)
+    progress = open_progress(recipe.telemetry.progress, recipe.training.num_steps, sys.stderr)
+    resume_step = state.step if resume else None
+    sinks: list[Sink] = [progress]
+    if recipe.telemetry.tensorboard:
+        sinks.append(TensorBoardSink(directory.tensorboard, resume_step))
+    metrics = Metrics(directory.metrics, sinks=sinks, durable=recipe.telemetry.durable, resume_step=resume_step)
+    log = None
+    if recipe.telemetry.trajectories:
+        log = TrajectoryLog(directory.trajectories, durable=recipe.telemetry.durable, resume_step=resume_step)
+    engine = make_engine(policy, recipe.rollout, version=trainer.version, params=trainer.params)
+    publisher = WeightsPublisher(
+        engine, score=trainer.token_logprobs, probe_tokens=_probe_tokens(inputs), digests=False
+    )
+
+    def save(state: LoopState) -> None:
+        whole = trainer.state()
+        store.save(state.step, params=whole.params, optimizer=whole.optimizer, host=state.to_json())
+
+    tasks = [*inputs.tasks.train, *inputs.tasks.validation]
+    with PeakMemory() as memory:
+        try:
+            async with episode_roles(recipe, tasks, policy.tokenizer, engine) as roles:
+                loop = TrainingLoop(
+                    recipe,
+                    LoopRoles(
+                        episode=roles,
+                        trainer=trainer,
+                        publisher=publisher,
+                        metrics=metrics,
+                        progress=progress,
+                        trajectories=log,
+                        train_tasks=inputs.tasks.train,
+                        validation_tasks=inputs.tasks.validation,
+                    ),
+                    state,
+                    save,
+                )
+                final = await loop.run()
+        finally:
+            metrics.close()
+            if log is not None:
+                log.close()
+        result = summary(final, memory.peak_bytes)
+    write_json(directory.summary, result)
+    return result
+
+
+def make_trainer(inputs: TrainingInputs) -> GrpoTrainer:
+    """The trainer of a recipe."""
+    from swerve.trainer import GrpoTrainer
+
+    recipe = inputs.recipe
+    return GrpoTrainer(
+        inputs.policy.config,
+        inputs.policy.params,
+        algorithm=recipe.algorithm,
+        optimizer=recipe.optimizer,
+        temperature=recipe.rollout.temperature,
+        context_length=recipe.rollout.context_length,
+        row_length=recipe.packing.row_length,
+        rows_per_micro_batch=recipe.packing.rows_per_micro_batch,
+        freeze_router=recipe.policy.freeze_router,
+    )
+
+
+def _fresh_state(inputs: TrainingInputs) -> LoopState:
+    from swerve.orchestrator import LoopState
+
+    shuffled = inputs.recipe.tasks.order == "shuffled"
+    position = DataPosition(
+        num_tasks=len(inputs.tasks.train), shuffle_seed=inputs.recipe.run.seed if shuffled else None
+    )
+    return LoopState(position=position)
+
+
+def _restore(store: CheckpointStore, trainer: GrpoTrainer, inputs: TrainingInputs) -> LoopState:
+    """The state of the last checkpoint, its weights and moments given to the trainer; a fresh one if there is none."""
+    from swerve.orchestrator import LoopState
+    from swerve.trainer import TrainerState
+
+    if store.latest() is None:
+        return _fresh_state(inputs)
+    present = trainer.state()
+    checkpoint = store.load(like=(present.params, present.optimizer))
+    trainer.restore(TrainerState(params=checkpoint.params, optimizer=checkpoint.optimizer, version=checkpoint.step))
+    return LoopState.from_json(checkpoint.host)
+
+
+def _probe_tokens(inputs: TrainingInputs) -> Sequence[int]:
+    """Tokens to probe an engine with: the beginning of a task's own code."""
+    task = inputs.tasks.train[0]
+    text = "\n".join([task.problem_statement, *task.workspace.values()])
+    return inputs.policy.tokenizer.encode_content(text)[:PROBE_TOKENS]
+
+
+def dry_run_facts(recipe: TrainRecipe) -> dict[str, float | str]:
+    """What a training run will hold in memory, in bytes, and who does what."""
+    from swerve import models, parallel
+    from swerve.models.hf import read_config
+
+    directory = policy_directory(recipe.policy.checkpoint)
+    config = read_config(directory)
+    num_parameters = parallel.num_parameters(models.parameters(config))
+    return {
+        "parameters": num_parameters,
+        "active_parameters": models.num_active_parameters(config),
+        "bytes_of_weights_gradient_and_moments": 4 * 4 * num_parameters,
+        "bytes_of_engine_weights": 4 * num_parameters,
+        "policy": str(directory),
+        "trainer": "in this process, JAX",
+        "engine": f"in this process, JAX, {recipe.rollout.num_slots} slots of {recipe.rollout.context_length} tokens",
+        "sandboxes": f"on this machine, {recipe.sandbox.backend}",
+    }
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def summary(state: LoopState, peak_rss_bytes: int) -> dict[str, Any]:
+    """What `summary.json` says of a run that is complete."""
+    before = state.evaluations.get(0)
+    after = state.evaluations.get(state.step) if state.step else None
+    return {
+        "seconds": state.seconds,
+        "first_reward_s": state.first_reward_s,
+        "num_steps": state.step,
+        **{
+            f"pass_at_{k}_{when}": evaluation["pass_at_k"].get(str(k)) if evaluation else None
+            for k in (1, 4)
+            for when, evaluation in (("before", before), ("after", after))
+        },
+        "peak_rss_bytes": peak_rss_bytes,
+        "evaluations": {str(step): dict(evaluation) for step, evaluation in state.evaluations.items()},
+    }
+
+
+def closing_lines(result: Mapping[str, Any], directory: Path, recipe_path: Path) -> list[str]:
+    """Five lines: what happened, and what to try next."""
+
+    def change(k: int) -> str:
+        before, after = result[f"pass_at_{k}_before"], result[f"pass_at_{k}_after"]
+        shown = [f"{value:.3f}" if value is not None else "not measured" for value in (before, after)]
+        return f"pass@{k} {shown[0]} -> {shown[1]}"
+
+    minutes, seconds = divmod(round(result["seconds"]), 60)
+    first = result["first_reward_s"]
+    first_text = f", first reward after {first:.0f} s" if first is not None else ""
+    return [
+        f"{result['num_steps']} steps in {minutes} min {seconds:02d} s{first_text}, "
+        f"peak memory {result['peak_rss_bytes'] / 2**30:.1f} GiB",
+        f"held-out tasks: {change(1)}, {change(4)}",
+        f"everything is in {directory}: metrics.jsonl, trajectories.jsonl, tensorboard/, checkpoints/, summary.json",
+        f"watch an episode:  swerve rollout first --recipe {recipe_path}",
+        f"try next:          swerve train {recipe_path} --run.seed 1 --training.num_steps {2 * result['num_steps']}",
+    ]

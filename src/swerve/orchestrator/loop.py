@@ -1,0 +1,239 @@
+"""The synchronous reinforcement-learning loop.
+
+    tasks in order --> collect (engine + sandboxes) --> groups --> trainer.step --> refit --> metrics --> checkpoint
+          ^                                                                                                  |
+          +------------------------------------------ next step <--------------------------------------------+
+
+Every trajectory is sampled by the weights it trains, so its age is 0. What a step draws follows from the recipe's
+seed and the step's number alone, so a run that was stopped anywhere goes on from its last checkpoint as if it had not
+been. An evaluation's outcome is part of the state: one that is done is not done again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from swerve.config import TrainRecipe
+from swerve.evaluation import EvalReport, evaluate
+from swerve.orchestrator.roles import LoopRoles
+from swerve.orchestrator.state import LoopState
+from swerve.rollout import EpisodeSettings, ProgressCallback, collect, tool_call_warning
+from swerve.rollout import Progress as RolloutProgress
+from swerve.telemetry import PhaseTimer
+from swerve.trainer import StepStats, TrainingBatch, check_gap, learning_rate_at, make_group
+from swerve.types import Limits, SamplingParams, Trajectory
+
+EVALUATION_SEED = 20_260_101
+"""Seeds every evaluation of every run alike, so that two evaluations differ by the policies alone."""
+
+
+class TrainingLoop:
+    """Trains one policy by one recipe.
+
+    Args:
+        recipe: What to do.
+        roles: Whom to do it with.
+        state: Where to begin; a fresh one, or that of a checkpoint.
+        save: Keeps the state after a step: called with the trainer at rest.
+    """
+
+    def __init__(
+        self, recipe: TrainRecipe, roles: LoopRoles, state: LoopState, save: Callable[[LoopState], None]
+    ) -> None:
+        self._recipe = recipe
+        self._roles = roles
+        self._state = state
+        self._save = save
+        self._phases = PhaseTimer()
+        self._started = time.perf_counter()
+
+    @property
+    def state(self) -> LoopState:
+        """Everything that a resumed run goes on from, but for weights and moments."""
+        return self._state
+
+    async def run(self) -> LoopState:
+        """Train from the state given to the recipe's end.
+
+        Returns:
+            The final state.
+
+        Raises:
+            SwerveError: Sampler and trainer disagree, no episode of a step could be played, or an update was refused.
+        """
+        recipe, last = self._recipe, self._recipe.training.num_steps
+        if recipe.evaluation.before and self._state.step == 0:
+            await self._evaluate()
+        while self._state.step < last and self._seconds() < recipe.training.time_limit_s:
+            await self._step()
+            every = recipe.evaluation.every
+            if every and self._state.step % every == 0 and self._state.step < last:
+                await self._evaluate()
+            if recipe.checkpoint.every and self._state.step % recipe.checkpoint.every == 0:
+                self._checkpoint()
+        if recipe.evaluation.after:
+            await self._evaluate()
+        self._checkpoint()
+        return self._state
+
+    # ------------------------------------------------------------------------------------------------- one step
+
+    async def _step(self) -> None:
+        self._phases.lap()
+        start = time.perf_counter()
+        number = self._state.step + 1
+        groups_of = self._recipe.rollout
+        indices, position = self._state.position.take(groups_of.prompts_per_step)
+        tasks = [self._roles.train_tasks[index] for index in indices]
+        with self._phases.phase("collect"):
+            attempts = await collect(
+                tasks,
+                groups_of.generations_per_prompt,
+                roles=self._roles.episode,
+                settings=training_settings(self._recipe),
+                seed=self._recipe.run.seed,
+                step=number,
+                retries=groups_of.retries,
+                on_progress=self._progress(f"episodes of step {number}"),
+            )
+        trajectories = [one for group in attempts for one in group]
+        self._log_trajectories(number, "train", trajectories)
+        stats, batch = self._train(attempts)
+        with self._phases.phase("refit"):
+            self._roles.publisher.publish(self._roles.trainer.params, self._roles.trainer.version)
+        self._state = dataclasses.replace(self._state, step=number, position=position)
+        self._report(stats, batch, trajectories, time.perf_counter() - start)
+
+    def _train(self, attempts: Sequence[Sequence[Trajectory]]) -> tuple[StepStats, TrainingBatch]:
+        trainer, algorithm = self._roles.trainer, self._recipe.algorithm
+        with self._phases.phase("train"):
+            groups = [make_group(group, algorithm.advantage) for group in attempts]
+            batch = trainer.prepare(groups)
+            if not self._state.gap_checked:
+                with self._phases.phase("compare"):
+                    self._compare([one for group in attempts for one in group])
+            rate = learning_rate_at(self._recipe.optimizer, self._state.step)
+            return trainer.step(batch, learning_rate=rate), batch
+
+    def _compare(self, trajectories: Sequence[Trajectory]) -> None:
+        """Before the first update: the sampler's log-probabilities are the trainer's, or the run stops."""
+        gap = self._roles.trainer.sampler_trainer_gap(trajectories)
+        check_gap(gap, self._recipe.algorithm.max_logprob_gap)
+        self._state = dataclasses.replace(self._state, gap_checked=True)
+        self._roles.progress.say(
+            f"sampler and trainer agree to {gap.mean:.1e} nats per token over {gap.num_tokens} tokens "
+            f"(largest {gap.max:.1e})"
+        )
+
+    def _report(
+        self, stats: StepStats, batch: TrainingBatch, trajectories: Sequence[Trajectory], seconds: float
+    ) -> None:
+        num_tokens = sum(one.tokens.size for one in trajectories)
+        numbers: dict[str, Any] = {
+            **{name: value for name, value in stats.scalars().items() if name != "step"},
+            "reward": stats.batch.reward_mean,
+            "num_failed_episodes": stats.batch.num_invalid,
+            "tokens_per_s": num_tokens / seconds,
+            "slots_with_padding_per_s": batch.packed.stats.num_slots / seconds,
+            "step_s": seconds,
+        }
+        numbers.update({f"phase_s/{name}": value for name, value in self._phases.lap().items()})
+        self._roles.metrics.log(stats.step, numbers)
+        if warning := tool_call_warning(trajectories):
+            self._roles.progress.say(f"warning: {warning}")
+
+    # ------------------------------------------------------------------------------------------------ evaluation
+
+    async def _evaluate(self) -> None:
+        """Measure the policy, unless that is done already."""
+        step, setting = self._state.step, self._recipe.evaluation
+        if step in self._state.evaluations:
+            return
+        tasks = self._roles.validation_tasks
+        kept: dict[tuple[str, int], Trajectory] = {}
+        with self._phases.phase("evaluate"):
+            report = await evaluate(
+                tasks,
+                setting.attempts,
+                roles=self._roles.episode,
+                settings=evaluation_settings(self._recipe),
+                seed=EVALUATION_SEED,
+                retries=self._recipe.rollout.retries,
+                checkpoint_step=step,
+                samples_count=step * self._recipe.rollout.global_batch_size,
+                on_progress=self._progress(f"episodes of the evaluation after step {step}", kept),
+            )
+        order = {task.id: place for place, task in enumerate(tasks)}
+        kept_in_order = sorted(kept.values(), key=lambda one: (order[one.task_id], one.sample_index))
+        self._log_trajectories(step, "evaluation", kept_in_order)
+        summary = report.summary()
+        self._state = dataclasses.replace(self._state, evaluations={**self._state.evaluations, step: summary})
+        self._roles.metrics.log(step, evaluation_metrics(report))
+        if not report.complete:
+            self._roles.progress.say(
+                f"warning: {report.error_attempts + report.missing_attempts} of {report.expected_attempts} attempts "
+                f"have no verdict; the evaluation after step {step} is incomplete and no accuracy"
+            )
+
+    # --------------------------------------------------------------------------------------------------- helpers
+
+    def _progress(self, what: str, kept: dict[tuple[str, int], Trajectory] | None = None) -> ProgressCallback:
+        def done(progress: RolloutProgress) -> None:
+            one = progress.trajectory
+            if kept is not None and not progress.will_retry:
+                kept[one.task_id, one.sample_index] = one
+            if self._state.first_reward_s is None and one.reward is not None:
+                self._state = dataclasses.replace(self._state, first_reward_s=self._seconds())
+                self._roles.progress.say(f"first reward: {one.reward:g} for {one.task_id}")
+            self._roles.progress.waiting(what, progress.num_done, progress.num_total)
+
+        return done
+
+    def _log_trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None:
+        if self._roles.trajectories is not None:
+            self._roles.trajectories.append(step, purpose, trajectories)
+
+    def _checkpoint(self) -> None:
+        with self._phases.phase("checkpoint"):
+            self._save(dataclasses.replace(self._state, seconds=self._seconds()))
+
+    def _seconds(self) -> float:
+        """Seconds of this run, those before a resume included."""
+        return self._state.seconds + time.perf_counter() - self._started
+
+
+def training_settings(recipe: TrainRecipe) -> EpisodeSettings:
+    """How a recipe's training episodes are played."""
+    return _episode_settings(recipe, recipe.rollout.temperature, recipe.rollout.top_p)
+
+
+def evaluation_settings(recipe: TrainRecipe) -> EpisodeSettings:
+    """How a recipe's evaluation episodes are played."""
+    return _episode_settings(recipe, recipe.evaluation.temperature, recipe.evaluation.top_p)
+
+
+def _episode_settings(recipe: TrainRecipe, temperature: float, top_p: float) -> EpisodeSettings:
+    agent = recipe.agent
+    limits = Limits(
+        max_turns=agent.max_turns,
+        episode_timeout_s=agent.episode_timeout_s,
+        command_timeout_s=agent.command_timeout_s,
+        test_timeout_s=agent.test_timeout_s,
+    )
+    sampling = SamplingParams(temperature=temperature, top_p=top_p, max_new_tokens=recipe.rollout.max_new_tokens)
+    return EpisodeSettings(sampling=sampling, limits=limits)
+
+
+def evaluation_metrics(report: EvalReport) -> dict[str, Any]:
+    """An evaluation's numbers under the names of the metrics."""
+    summary = report.summary()
+    metrics = {f"pass_at_{k}": value for k, value in summary["pass_at_k"].items()}
+    metrics |= {f"pass_at_{k}_standard_error": value for k, value in summary["pass_at_k_standard_error"].items()}
+    return metrics | {
+        "evaluation_complete": report.complete,
+        "evaluation_attempts": report.expected_attempts,
+        "evaluation_errors": report.error_attempts + report.missing_attempts,
+    }
