@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from swerve.environments import Environment, Grader, load_split
 from swerve.rendering import ConversationRenderer, Template, Tokenizer
 from swerve.rollout import EpisodeRoles
 from swerve.sandboxes import SandboxLimits, SandboxPool
+from swerve.telemetry import machine_faults
 from swerve.types import SwerveError, Task
 
 if TYPE_CHECKING:
@@ -88,6 +90,21 @@ def load_policy(section: PolicySection, seed: int) -> LoadedPolicy:
 
         params = models.initialise(config, jax.random.key(seed))
     return LoadedPolicy(directory=directory, config=config, params=params, tokenizer=tokenizer)
+
+
+def save_policy(path: Path, policy: LoadedPolicy, params: Any) -> None:
+    """Write weights as Hugging Face files, with the tokenizer of the policy they began as."""
+    from swerve.models import save_hf
+
+    save_hf(path, policy.config, params)
+    copy_tokenizer(policy.directory, path)
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy a policy's tokenizer beside weights."""
+    with machine_faults(target):
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(source / name, target / name)
 
 
 def read_tasks(section: Tasks, num_validation: int = 0) -> TaskSets:

@@ -18,6 +18,7 @@ from swerve.cli.composition import (
     make_engine,
     policy_directory,
     read_tasks,
+    save_policy,
 )
 from swerve.config import TrainRecipe
 from swerve.telemetry import (
@@ -109,8 +110,11 @@ async def train(inputs: TrainingInputs, directory: RunDirectory, *, resume: bool
     )
 
     def save(state: LoopState) -> None:
-        whole = trainer.state()
-        store.save(state.step, params=whole.params, optimizer=whole.optimizer, host=state.to_json())
+        if recipe.checkpoint.full:
+            whole = trainer.state()
+            store.save(state.step, params=whole.params, optimizer=whole.optimizer, host=state.to_json())
+        else:
+            store.save_weights(state.step, lambda path: save_policy(path, policy, trainer.params))
 
     tasks = [*inputs.tasks.train, *inputs.tasks.validation]
     with PeakMemory() as memory:
@@ -174,6 +178,8 @@ def _restore(store: CheckpointStore, trainer: GrpoTrainer, inputs: TrainingInput
     from swerve.orchestrator import LoopState
     from swerve.trainer import TrainerState
 
+    if not inputs.recipe.checkpoint.full:
+        raise SwerveError("checkpoint.full = false keeps weights only, from which a run cannot go on: start a new one")
     if store.latest() is None:
         return _fresh_state(inputs)
     present = trainer.state()

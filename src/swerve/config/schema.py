@@ -35,14 +35,11 @@ class Run:
         name: Name of the run's directory; empty takes the recipe's file name and the time of the start.
         directory: Folder in which the run's directory is made.
         seed: Everything drawn at random in the run derives from it.
-        deterministic: Repeat bit for bit: a run with the same recipe, or one that was stopped and resumed,
-            ends with the same parameters.
     """
 
     name: str = ""
     directory: str = "runs"
     seed: Annotated[int, Range(0, 2**31 - 1)] = 0
-    deterministic: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +147,6 @@ class Sandbox:
 
     Attributes:
         backend: What isolates an episode.
-        concurrency: Sandboxes alive at the same time at most.
         memory_mib: Memory of one sandbox, in MiB.
         num_processes: Processes and threads of one sandbox.
         disk_mib: What one sandbox may write, in MiB.
@@ -159,7 +155,6 @@ class Sandbox:
     """
 
     backend: Literal["bubblewrap"] = "bubblewrap"
-    concurrency: Count = 64
     memory_mib: Annotated[int, Range(16)] = 512
     num_processes: Annotated[int, Range(4)] = 64
     disk_mib: Count = 64

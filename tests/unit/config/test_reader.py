@@ -69,7 +69,7 @@ def test_values_are_taken_and_integers_are_numbers(write):
         ("[rollout]\nnum_slots = 4.0", "r.toml: rollout.num_slots = 4.0 must be an integer at least 1 (default 64)"),
         ("[rollout]\nnum_slots = 0", "r.toml: rollout.num_slots = 0 must be an integer at least 1 (default 64)"),
         ("[optimizer]\nbeta1 = 1.5", "r.toml: optimizer.beta1 = 1.5 must be a number at least 0 and at most 1"),
-        ("[run]\ndeterministic = 1", "r.toml: run.deterministic = 1 must be true or false (default true)"),
+        ("[telemetry]\ndurable = 1", "r.toml: telemetry.durable = 1 must be true or false (default false)"),
         ("[run]\nname = 3", 'r.toml: run.name = 3 must be a text (default "")'),
         ('[tasks]\norder = "fixt"', 'r.toml: tasks.order = "fixt" must be one of fixed, shuffled; did you mean fixed?'),
         ("rollout = 3", "r.toml: rollout = 3 must be a table: write [rollout]"),
@@ -151,7 +151,7 @@ def test_the_command_line_comes_last(write):
         ("rollout.num_slots", "many", 'command line: --rollout.num_slots = "many" must be an integer at least 1'),
         ("rollout.num_slot", "1", "command line: --rollout.num_slot is unknown; did you mean rollout.num_slots?"),
         ("rollout.top_p", "0.5", "command line: --rollout.top_p = 0.5 must be 1.0"),
-        ("run.deterministic", "yes", 'command line: --run.deterministic = "yes" must be true or false'),
+        ("telemetry.durable", "yes", 'command line: --telemetry.durable = "yes" must be true or false'),
         ("rollout", "1", "command line: --rollout is unknown"),
     ],
 )

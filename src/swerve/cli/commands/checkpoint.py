@@ -72,22 +72,18 @@ def _list(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     if arguments.out is None:
         raise SwerveError("swerve checkpoint export: name the directory to write with --out DIR")
-    import shutil
-
-    from swerve.cli.composition import policy_directory
+    from swerve.cli.composition import copy_tokenizer, policy_directory
     from swerve.config import TrainRecipe
     from swerve.models import save_hf
     from swerve.models.hf import read_config
-    from swerve.telemetry import machine_faults, recipe_of
+    from swerve.telemetry import recipe_of
 
     checkpoint = read_checkpoint(arguments.path)
     recipe = recipe_of(checkpoint.path.parents[1])
     assert isinstance(recipe, TrainRecipe)
     source = policy_directory(recipe.policy.checkpoint)
     save_hf(arguments.out, read_config(source), checkpoint.params)
-    with machine_faults(arguments.out):
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(source / name, arguments.out / name)
+    copy_tokenizer(source, arguments.out)
     print(f"{arguments.out}: weights of step {checkpoint.step}; use them with --policy.checkpoint {arguments.out}")
     return 0
 

@@ -1,0 +1,77 @@
+"""Runs a pre-training recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from swerve.cli.composition import DATA, copy_tokenizer, load_template, policy_directory
+from swerve.config import PretrainRecipe, cache_directory
+from swerve.environments.demonstrations import Mixture, Noise, load_sources
+from swerve.models import Qwen35MoeConfig, save_hf
+from swerve.rendering import ConversationRenderer, Tokenizer
+from swerve.telemetry import RunDirectory
+from swerve.trainer.pretrain import Pretrainer, PretrainSettings, pretrain
+
+
+def run_pretraining(
+    recipe: PretrainRecipe, directory: RunDirectory, say: Callable[[str], None], stop: Callable[[], bool]
+) -> Path | None:
+    """Imitate until the recipe's number of tokens.
+
+    Args:
+        recipe: What to do.
+        directory: Of the run, held; goes on from the state in it.
+        say: Takes a line for the user.
+        stop: Asked after each step; true ends the run early, resumably.
+
+    Returns:
+        Directory of the finished policy's Hugging Face files, or `None` if the run was ended early.
+    """
+    data = recipe.data
+    say("reading the corpus (the first time it is downloaded and parsed, which takes minutes)")
+    sources = load_sources(
+        [DATA / f"{family}_train.jsonl.xz" for family in data.families],
+        [DATA / f"{family}_validation.jsonl.xz" for family in data.families],
+        cache=cache_directory(),
+    )
+    folder = policy_directory(data.tokenizer)
+    tokenizer = Tokenizer.load(folder)
+    renderer = ConversationRenderer(tokenizer, load_template(data.template))
+    noise = Noise(**dataclasses.asdict(recipe.noise))
+    mixture = Mixture(mini_share=data.mini_share, task_share=data.task_share, short_first=data.short_first)
+    stream = sources.stream(
+        renderer, seed=recipe.run.seed, noise=noise, mixture=mixture, max_tokens=data.context_length
+    )
+    held_back = sources.held_back_stream(renderer, seed=recipe.run.seed + 1, max_tokens=data.context_length)
+    config = Qwen35MoeConfig(vocab_size=tokenizer.vocab_size, **dataclasses.asdict(recipe.model))
+    trainer = Pretrainer(config, pretrain_settings(recipe), stream)
+
+    def export(path: Path, params: Any) -> None:
+        save_hf(path, config, params)
+        copy_tokenizer(folder, path)
+
+    lines = pretrain(
+        trainer,
+        directory.path,
+        [held_back.sequence(position) for position in range(data.num_held_back)],
+        export=export,
+        stop=stop,
+    )
+    for line in lines:
+        exact = f"  exact repairs {line['eval_exact']:.3f}" if "eval_exact" in line else ""
+        say(
+            f"{line['tokens'] / 1e6:.2f} of {recipe.training.num_tokens / 1e6:g} M tokens  loss {line['loss']:.3f}  "
+            f"right edits {line['call_nll']:.3f} nats/token  {line['tokens_per_s']:,.0f} tokens/s{exact}"
+        )
+    finished = directory.path / "hf-final"
+    return finished if trainer.num_tokens >= recipe.training.num_tokens else None
+
+
+def pretrain_settings(recipe: PretrainRecipe) -> PretrainSettings:
+    """The settings of the pre-trainer that a recipe asks for."""
+    training, optimizer = dataclasses.asdict(recipe.training), dataclasses.asdict(recipe.optimizer)
+    training["micro_batches"] = tuple((int(start), int(count)) for start, count in recipe.training.micro_batches)
+    return PretrainSettings(optimizer=optimizer.pop("kind"), seed=recipe.run.seed, **training, **optimizer)
