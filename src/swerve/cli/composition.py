@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swerve.config import TrainRecipe, cache_directory
+from swerve.config import TINY_POLICY, TrainRecipe, cache_directory
 from swerve.config.schema import Policy as PolicySection
 from swerve.config.schema import Rollout, Sandbox, Tasks
-from swerve.environments import Environment, Grader, load_split
+from swerve.environments import Environment, Grader, load_split, shipped_file
 from swerve.rendering import ConversationRenderer, Template, Tokenizer
 from swerve.rollout import EpisodeRoles
 from swerve.sandboxes import SandboxLimits, SandboxPool
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from swerve.engine import EmbeddedEngine
     from swerve.models import Qwen35MoeConfig
 
-DATA = Path(__file__).parents[1] / "environments" / "data"
-TINY_POLICY = Path(__file__).parents[1] / "policies" / "tiny"
 MIB = 1 << 20
 
 
@@ -120,7 +118,7 @@ def read_tasks(section: Tasks, num_validation: int = 0) -> TaskSets:
     if section.family == "files":
         files = (Path(section.train_file), Path(section.validation_file))
     else:
-        files = (DATA / f"{section.family}_train.jsonl.xz", DATA / f"{section.family}_validation.jsonl.xz")
+        files = (shipped_file(section.family, "train"), shipped_file(section.family, "validation"))
     train, validation = load_split(*files)
     for key, tasks, wanted, file in (
         ("tasks.num_train", train, section.num_train, files[0]),

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swerve.cli.composition import DATA, copy_tokenizer, load_template, policy_directory
+from swerve.cli.composition import copy_tokenizer, load_template, policy_directory
 from swerve.config import PretrainRecipe, cache_directory
+from swerve.environments import shipped_file
 from swerve.environments.demonstrations import Mixture, Noise, load_sources
 from swerve.models import Qwen35MoeConfig, save_hf
 from swerve.rendering import ConversationRenderer, Tokenizer
@@ -33,8 +34,8 @@ def run_pretraining(
     data = recipe.data
     say("reading the corpus (the first time it is downloaded and parsed, which takes minutes)")
     sources = load_sources(
-        [DATA / f"{family}_train.jsonl.xz" for family in data.families],
-        [DATA / f"{family}_validation.jsonl.xz" for family in data.families],
+        [shipped_file(family, "train") for family in data.families],
+        [shipped_file(family, "validation") for family in data.families],
         cache=cache_directory(),
     )
     folder = policy_directory(data.tokenizer)

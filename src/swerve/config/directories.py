@@ -1,7 +1,10 @@
-"""Places on the user's disk."""
+"""Places on the user's disk, and what ships with the package."""
 
 import os
 from pathlib import Path
+
+TINY_POLICY = Path(__file__).parents[1] / "policies" / "tiny"
+"""Hugging Face files of the policy that ships with Swerve."""
 
 
 def cache_directory() -> Path:

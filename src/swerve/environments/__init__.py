@@ -5,7 +5,15 @@ grader turns an agent's edit into a reward in a fresh sandbox.
 """
 
 from swerve.environments.grading import Environment, Grader, GradeResult
-from swerve.environments.tasks import SPLITS, load_split, load_tasks, save_tasks, task_from_json, task_to_json
+from swerve.environments.tasks import (
+    SPLITS,
+    load_split,
+    load_tasks,
+    save_tasks,
+    shipped_file,
+    task_from_json,
+    task_to_json,
+)
 
 __all__ = [
     "SPLITS",
@@ -15,6 +23,7 @@ __all__ = [
     "load_split",
     "load_tasks",
     "save_tasks",
+    "shipped_file",
     "task_from_json",
     "task_to_json",
 ]

@@ -58,6 +58,11 @@ class _Fault(Exception):
     """What is wrong with one record; the reader adds the file and the line."""
 
 
+def shipped_file(family: str, split: str) -> Path:
+    """The task file that ships with Swerve for a family (`functions`, `mini`) and a split (`train`, `validation`)."""
+    return Path(__file__).parent / "data" / f"{family}_{split}.jsonl.xz"
+
+
 def load_tasks(path: str | Path) -> list[Task]:
     """Read a task file.
 

@@ -67,14 +67,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _load(name: str) -> list[Task]:
-    from swerve.cli.composition import DATA
-    from swerve.environments import load_tasks
+    from swerve.environments import load_tasks, shipped_file
 
     family, _, split = name.partition(":")
     if family in FAMILIES:
         if split not in ("", "train", "validation"):
             raise SwerveError(f"--tasks {name}: a family's tasks are {family}:train or {family}:validation")
-        return load_tasks(DATA / f"{family}_{split or 'validation'}.jsonl.xz")
+        return load_tasks(shipped_file(family, split or "validation"))
     return load_tasks(name)
 
 

@@ -1,0 +1,180 @@
+"""Whole runs of `swerve train`, each a process of its own, with the shipped policy on generated tasks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from swerve.telemetry import read_metrics, read_trajectories
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "mini.toml"
+NUM_STEPS = 3
+SETTINGS = {
+    "tasks.num_train": 6,
+    "rollout.prompts_per_step": 4,
+    "rollout.generations_per_prompt": 4,
+    "rollout.num_slots": 16,
+    "evaluation.num_tasks": 4,
+    "evaluation.attempts": 4,
+    "packing.rows_per_micro_batch": 4,
+    "training.num_steps": NUM_STEPS,
+    "checkpoint.every": 1,
+    "checkpoint.keep": 0,
+    "telemetry.progress": "plain",
+}
+
+
+def command(*words: object, **settings: object) -> list[str]:
+    chosen = SETTINGS | {name.replace("__", "."): value for name, value in settings.items()}
+    options = [str(word) for name, value in chosen.items() for word in (f"--{name}", value)]
+    return [sys.executable, "-m", "swerve.cli", "train", str(RECIPE), *options, *map(str, words)]
+
+
+def finish(words: list[str], **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, timeout=280, **options)
+
+
+def digest(run: Path) -> dict[str, object]:
+    done = finish([sys.executable, "-m", "swerve.cli", "checkpoint", "digest", str(run), "--json"])
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    return {name: found[name] for name in ("step", "params", "optimizer")}
+
+
+def leftovers(marker: str) -> list[str]:
+    """Processes that carry a marker in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("SWERVE_TEST_MARKER") == marker:
+                found.append(" ".join(process.cmdline()))
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "undisturbed"
+    done = finish(command(run__directory=run.parent, run__name=run.name))
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 5, done.stdout
+    return run
+
+
+@pytest.mark.xdist_group("training")
+@pytest.mark.timeout(900)
+class TestTrainingRun:
+    def test_it_leaves_everything_a_reader_needs(self, undisturbed):
+        summary = json.loads((undisturbed / "summary.json").read_text())
+        wanted = {"seconds", "first_reward_s", "num_steps", "peak_rss_bytes"}
+        wanted |= {f"pass_at_{k}_{when}" for k in (1, 4) for when in ("before", "after")}
+        assert wanted <= summary.keys()
+        assert summary["num_steps"] == NUM_STEPS
+        assert summary["evaluations"]["0"]["complete"]
+        assert {path.name for path in undisturbed.iterdir()} >= {"recipe.toml", "provenance.json", "tensorboard"}
+
+    def test_every_second_of_a_step_belongs_to_a_phase(self, undisturbed):
+        steps = [line for line in read_metrics(undisturbed / "metrics.jsonl") if "loss" in line]
+        assert [line["step"] for line in steps] == [1, 2, 3]
+        for line in steps:
+            phases = sum(value for name, value in line.items() if name.startswith("phase_s/"))
+            assert phases == pytest.approx(line["step_s"], rel=0.01, abs=0.02)
+            assert line["staleness_max"] == 0
+
+    def test_every_episode_is_kept_with_the_version_that_sampled_it(self, undisturbed):
+        kept = list(read_trajectories(undisturbed / "trajectories.jsonl", purposes=["train"]))
+        assert len(kept) == NUM_STEPS * 16
+        for step, trajectory in kept:
+            assert set(trajectory.weights_versions[trajectory.sampled].tolist()) <= {step - 1}
+
+    def test_training_changed_the_weights(self, undisturbed):
+        first, last = (undisturbed / "checkpoints" / f"step_{step:08d}" for step in (1, NUM_STEPS))
+        assert digest(first)["params"] != digest(last)["params"]
+
+    @pytest.mark.parametrize("after_step", [1, 2])
+    def test_killed_and_resumed_it_ends_as_if_undisturbed(self, undisturbed, tmp_path, after_step):
+        words = command(run__directory=tmp_path, run__name="killed")
+        run, marker = tmp_path / "killed", f"{os.getpid()}-{after_step}"
+        environment = {**os.environ, "SWERVE_TEST_MARKER": marker}
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment) as process:
+            wait_for(run / "checkpoints" / f"step_{after_step:08d}", process)
+            time.sleep(0.3)
+            process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+        assert_nothing_left(marker)
+        done = finish([*words, "--resume"])
+        assert done.returncode == 0, done.stderr
+        assert digest(run) == digest(undisturbed)
+        steps = [line["step"] for line in read_metrics(run / "metrics.jsonl") if "loss" in line]
+        assert steps == [1, 2, 3]
+        sampled = [one.tokens.tolist() for _, one in read_trajectories(run / "trajectories.jsonl", purposes=["train"])]
+        wanted = read_trajectories(undisturbed / "trajectories.jsonl", purposes=["train"])
+        assert sampled == [one.tokens.tolist() for _, one in wanted]
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_stopped_by_a_signal_it_leaves_no_process(self, undisturbed, tmp_path, number):
+        marker = f"{os.getpid()}-{number}"
+        environment = {**os.environ, "SWERVE_TEST_MARKER": marker}
+        words = command(run__directory=tmp_path, run__name="stopped")
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as process:
+            wait_for(tmp_path / "stopped" / "checkpoints" / "step_00000001", process)
+            process.send_signal(number)
+            process.communicate(timeout=60)
+        assert process.returncode == 128 + number
+        assert_nothing_left(marker)
+
+    def test_a_corrupted_checkpoint_is_refused(self, undisturbed, tmp_path):
+        run = tmp_path / "copy"
+        subprocess.run(["cp", "-r", str(undisturbed), str(run)], check=True)
+        weights = run / "checkpoints" / f"step_{NUM_STEPS:08d}" / "params.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[len(content) // 2] ^= 1
+        weights.write_bytes(content)
+        done = finish(command("--resume", "--run", run, run__directory=undisturbed.parent, run__name=undisturbed.name))
+        assert done.returncode == 2
+        assert "params.safetensors" in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 250
+    while not path.exists():
+        assert process.poll() is None, f"ended with {process.returncode} before {path.name}"
+        assert time.monotonic() < deadline, f"no {path}"
+        time.sleep(0.02)
+
+
+def assert_nothing_left(marker: str) -> None:
+    deadline = time.monotonic() + 10
+    while left := leftovers(marker):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"rollout__temprature": 1.0}, "temprature"),
+        ({"rollout__temperature": "warm"}, "--rollout.temperature"),
+        ({"policy__checkpoint": "/nowhere"}, "/nowhere/tokenizer.json"),
+        (
+            {"tasks__family": "files", "tasks__train_file": "none.jsonl", "tasks__validation_file": "x.jsonl"},
+            "none.jsonl",
+        ),
+        ({"training__max_trajectory_age": 1}, "max_trajectory_age"),
+        ({"tasks__num_train": 100_000}, "tasks.num_train"),
+    ],
+)
+def test_bad_input_is_one_clear_line(tmp_path, settings, complaint):
+    done = finish(command(run__directory=tmp_path, run__name="bad", **settings))
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
