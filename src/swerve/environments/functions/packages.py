@@ -18,11 +18,11 @@ import tempfile
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from swerve.environments.functions.mutations import normalise_function
+from swerve.environments.functions.mutations import normalise_function, parse
 from swerve.types import MachineError, SwerveError
 
 ARCHIVES_DIR = Path(__file__).parent.parent / "data" / "archives"
@@ -218,7 +218,7 @@ def functions(package: Package, tree: Path) -> Iterator[SourceFunction]:
     for file in source_files(package, tree):
         text = (tree / file).read_text("utf-8", errors="replace")
         try:
-            module = ast.parse(text)
+            module = parse(text)
         except (SyntaxError, ValueError):
             continue
         lines = text.split("\n")
@@ -251,20 +251,22 @@ def test_source(tree: Path, identifier: str) -> str:
     Returns:
         The text, or an empty string where it cannot be found (a test inherited from elsewhere).
     """
-    path, *names = identifier.partition("[")[0].split("::")
-    text = (tree / path).read_text("utf-8", errors="replace")
-    scope: ast.AST = ast.parse(text)
-    for name in names:
-        inner = [
-            node
-            for node in ast.walk(scope)
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name and node is not scope
-        ]
-        if not inner:
-            return ""
-        scope = inner[-1]
-    if not isinstance(scope, ast.FunctionDef):
+    path, _, names = identifier.partition("[")[0].partition("::")
+    lines, places = _test_places(tree / path)
+    if names not in places:
         return ""
-    lines = text.split("\n")[scope.lineno - 1 : scope.end_lineno]
-    margin = len(lines[0]) - len(lines[0].lstrip())
-    return "\n".join(line[margin:] if not line[:margin].strip() else line for line in lines).rstrip() + "\n"
+    first, last = places[names]
+    text = lines[first - 1 : last]
+    margin = len(text[0]) - len(text[0].lstrip())
+    return "\n".join(line[margin:] if not line[:margin].strip() else line for line in text).rstrip() + "\n"
+
+
+@lru_cache(maxsize=8)
+def _test_places(path: Path) -> tuple[list[str], dict[str, tuple[int, int]]]:
+    """Lines of a test module, and the first and last one of each of its functions by `Class::function`."""
+    text = path.read_text("utf-8", errors="replace")
+    places = {
+        qualname.replace(".", "::"): (node.lineno, node.end_lineno or node.lineno)
+        for node, qualname in _definitions(parse(text), "")
+    }
+    return text.split("\n"), places
