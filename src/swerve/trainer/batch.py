@@ -88,7 +88,8 @@ def make_batch(
         The batch.
 
     Raises:
-        SwerveError: There is no valid sample, or a token claims to come from weights that do not exist yet.
+        SwerveError: There is no valid sample, an advantage is not finite, or a token claims to come from weights that
+            do not exist yet.
     """
     pairs = [
         (trajectory, advantage)
@@ -100,6 +101,11 @@ def make_batch(
         raise SwerveError("the batch holds no valid sample: every episode failed; see the errors of its trajectories")
     trajectories = [trajectory for trajectory, _ in pairs]
     advantages = np.array([advantage for _, advantage in pairs], np.float32)
+    for one, advantage in pairs:
+        if not np.isfinite(advantage):
+            raise SwerveError(
+                f"attempt {one.sample_index} at task {one.task_id} has advantage {advantage}: rewards must be finite"
+            )
     lengths = np.array([len(trajectory.tokens) for trajectory in trajectories])
     keep = np.ones(len(pairs), np.bool_)
     if algorithm.overlong_filter:

@@ -4,7 +4,7 @@
     accumulate(micro_batch), ...        device: gradient of the numerator and sums, added up in float32
     update(learning_rate)               device: divide by the count, clip, Adam
 
-The parameters, the moments and the accumulated gradient are donated to the programs that change them, so each exists
+The parameters, the moments and the accumulated gradient are donated to the programs that replace them, so each exists
 once; take a copy of `params` (or call `state`) to keep what an update would consume. Both programs have one shape each
 and compile once.
 """
@@ -110,7 +110,7 @@ class GrpoTrainer:
         self._num_traced = 0
         self._zeros = jax.jit(_zeros)
         self._accumulate = jax.jit(self._accumulate_program, donate_argnums=2)
-        self._update = jax.jit(self._update_program, donate_argnums=(0, 1, 2))
+        self._update = jax.jit(self._update_program, donate_argnums=(0, 1))
         self._score = jax.jit(self._score_program)
 
     # ---------------------------------------------------------------------------------------------- properties

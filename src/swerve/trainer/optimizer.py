@@ -7,7 +7,7 @@ another recipe compiles nothing anew.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,21 @@ from swerve.config.schema import Optimizer
 
 Params: TypeAlias = Any
 """A nested dict of arrays."""
-AdamState: TypeAlias = optax.ScaleByAdamState
-"""`count` int32 scalar; `mu` and `nu`, trees like the parameters, float32."""
+
+
+class AdamState(NamedTuple):
+    """Adam's memory of past gradients.
+
+    Attributes:
+        count: Updates made, int32 scalar.
+        mu: Decayed mean of the gradient, a tree like the parameters, float32.
+        nu: Decayed mean of the squared gradient, likewise.
+    """
+
+    # `count` hides a method of tuples that nobody needs here; it is the name that optimizers give it.
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
+    mu: Params
+    nu: Params
 
 
 class UpdateNumbers(NamedTuple):
@@ -73,7 +86,8 @@ class Adam:
         finite = jnp.isfinite(norm)
         scale = jnp.minimum(1.0, jnp.float32(s.max_grad_norm) / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
         clipped = jax.tree.map(lambda g: g * scale, gradients)
-        direction, moved = optax.scale_by_adam(b1=s.beta1, b2=s.beta2, eps=s.eps).update(clipped, state, params)
+        adam = optax.scale_by_adam(b1=s.beta1, b2=s.beta2, eps=s.eps)
+        direction, moved = adam.update(clipped, optax.ScaleByAdamState(**state._asdict()), params)
         steps = jax.tree.map(lambda d, p: -learning_rate * (d + s.weight_decay * p), direction, params)
         updated = optax.apply_updates(params, steps)
 
@@ -81,7 +95,8 @@ class Adam:
             return jnp.where(finite, new, old)
 
         numbers = UpdateNumbers(grad_norm=norm, clip_scale=scale, update_norm=optax.tree.norm(steps), finite=finite)
-        return jax.tree.map(choose, updated, params), jax.tree.map(choose, moved, state), numbers
+        after = AdamState(*cast(Any, moved))
+        return jax.tree.map(choose, updated, params), jax.tree.map(choose, after, state), numbers
 
 
 def learning_rate_at(settings: Optimizer, step: int) -> float:

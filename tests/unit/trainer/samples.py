@@ -46,7 +46,9 @@ def make_trainer(algorithm: Algorithm = OPEN, seed: int = 0, **options: object) 
     return GrpoTrainer(CONFIG, params, **(settings | options))  # pyright: ignore[reportArgumentType]
 
 
-def make_trajectory(task: str, index: int, length: int, reward: float | None = None, **changes: object) -> Trajectory:
+def make_trajectory(
+    task: str, index: int, length: int, reward: float | None = None, *, reward_is_none: bool = False, **changes: object
+) -> Trajectory:
     rng = np.random.default_rng([index, length, len(task)])
     sampled = np.zeros(length, bool)
     sampled[length // 3 : length // 2] = True
@@ -59,7 +61,7 @@ def make_trajectory(task: str, index: int, length: int, reward: float | None = N
         behaviour_logprobs=np.where(sampled, -3.0 + rng.normal(size=length), 0.0).astype(np.float32),
         weights_versions=np.where(sampled, 0, -1).astype(np.int32),
         status=EpisodeStatus.SUCCEEDED,
-        reward=float(index % 2) if reward is None else reward,
+        reward=None if reward_is_none else float(index % 2) if reward is None else reward,
         turns=(Turn(text="", tool_names=("finish",), num_malformed_calls=0, observations=()),),
     )
     return dataclasses.replace(base, **changes)  # pyright: ignore[reportArgumentType]
