@@ -84,15 +84,15 @@ def _accumulate(source: str) -> Iterator[Edit]:
 
 
 def _return_variable(source: str) -> Iterator[Edit]:
-    names = {node.arg for node in ast.walk(ast.parse(source)) if isinstance(node, ast.arg)}
-    names |= {node.id for node in ast.walk(ast.parse(source)) if _is_stored(node)}
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
     yield from _matches(
         source, r"(?m)^ +return (\w+)$", lambda m: sorted(names - {m.group(1)}) if m.group(1) in names else [], "return"
     )
-
-
-def _is_stored(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def _index(source: str) -> Iterator[Edit]:
