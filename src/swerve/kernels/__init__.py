@@ -1,8 +1,8 @@
 """Fast paths of the model's inner computations, each beside the naive twin that tests hold it against.
 
 This package owns the Gated DeltaNet (chunked; recurrence), softmax attention over packed rows and caches (blocked;
-naive), the causal convolution, and routed experts (sorted blocks; dense). Functions of arrays only: no parameters' names,
-no configuration.
+naive), the causal convolution, and routed experts (sorted blocks; dense). Functions of arrays only: no names of
+parameters, no configuration.
 """
 
 from swerve.kernels.attention import cached_attention, packed_attention, packed_attention_naive

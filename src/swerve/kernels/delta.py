@@ -4,8 +4,8 @@ Per value head, with state S of shape [P, V] and key k, query q, value v, log-de
 
     S <- exp(g) S;  S <- S + k (beta (v - k^T S))^T;  o = q^T S
 
-`delta_recurrent` computes exactly that and is the oracle. `delta_chunked` solves a chunk of C tokens at once (Yang et al.,
-"Gated Delta Networks", 2024, section 3.3): with G the running sum of g in the chunk, A strictly lower triangular
+`delta_recurrent` computes exactly that and is the oracle. `delta_chunked` solves a chunk of C tokens at once (Yang et
+al., "Gated Delta Networks", 2024, section 3.3): with G the running sum of g in the chunk, A strictly lower triangular
 A_ij = beta_i (k_i . k_j) exp(G_i - G_j), and M = (I + A)^-1,
 
     U = M (beta v);  W = M (beta exp(G) k);  v' = U - W S

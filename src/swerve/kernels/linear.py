@@ -1,7 +1,7 @@
 """Matrix product whose gradient XLA's CPU compiler cannot smear.
 
-Without the barrier the element-wise work that produces the incoming gradient is fused into both products of the backward
-pass, computed twice and read column by column.
+Without the barrier the element-wise work that produces the incoming gradient is fused into both products of the
+backward pass, computed twice and read column by column.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decoding with state: rows of different lengths, extended by chunks of any size.
 
-A row keeps the keys and values of its attention layers, the last inputs of its convolutions, its DeltaNet states, and its
-length. A row that is given no token keeps all of it, bit for bit.
+A row keeps the keys and values of its attention layers, the last inputs of its convolutions, its DeltaNet states, and
+its length. A row that is given no token keeps all of it, bit for bit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from swerve import kernels
 from swerve.models import layers
 from swerve.models.config import Qwen35MoeConfig
 from swerve.models.execution import DEFAULT, Execution
-from swerve.models.layers import DeltaHistory
 from swerve.models.parameters import Params, unstack_blocks
 
 
@@ -27,9 +26,9 @@ class AttentionCache(NamedTuple):
 
 
 class DeltaCache(NamedTuple):
-    """Convolution history and state `[B, H, P, V]` (float32) of one DeltaNet layer."""
+    """Convolution history `[B, W - 1, C]` and state `[B, H, P, V]` (float32) of one DeltaNet layer."""
 
-    history: DeltaHistory
+    history: jax.Array
     state: jax.Array
 
 
@@ -67,13 +66,7 @@ def init_state(
     def cache(layer: int) -> AttentionCache | DeltaCache:
         if config.is_attention_layer(layer):
             return AttentionCache(jnp.zeros(kv_shape, dtype), jnp.zeros(kv_shape, dtype))
-        before = config.linear_conv_kernel_dim - 1
-        history = DeltaHistory(
-            jnp.zeros((batch, before, config.linear_key_dim), dtype),
-            jnp.zeros((batch, before, config.linear_key_dim), dtype),
-            jnp.zeros((batch, before, config.linear_value_dim), dtype),
-        )
-        return DeltaCache(history, jnp.zeros(state_shape, jnp.float32))
+        return DeltaCache(layers.empty_history(config, batch, dtype), jnp.zeros(state_shape, jnp.float32))
 
     return DecodeState(jnp.zeros(batch, jnp.int32), tuple(cache(i) for i in range(config.num_hidden_layers)))
 
@@ -103,27 +96,29 @@ def extend(
         params: Parameters, blocks stacked or not.
         config: The model's shape.
         tokens: int32 `[B, T]`; T = 1 is one decoding step.
-        num_valid: int32 `[B]`, leading tokens of each row that count, 0 to T. The row's length plus this must not exceed
-            the state's `max_length`.
+        num_valid: int32 `[B]`, leading tokens of each row that count, 0 to T. The row's length plus this must not
+            exceed the state's `max_length`.
         state: The rows.
         execution: How to compute it.
 
     Returns:
-        The hidden state of each row's last valid token, final norm applied, `[B, M]` (meaningless for rows without any),
-        and the new state.
+        The hidden state of each row's last valid token, final norm applied, `[B, M]` (meaningless for rows without
+        any), and the new state.
     """
     time = tokens.shape[1]
     valid = jnp.arange(time)[None] < num_valid[:, None]
     positions = state.lengths[:, None] + jnp.arange(time)[None]
     dtype = _activation_dtype(state)
     x = jnp.take(params["embedding"], tokens, axis=0).astype(dtype)
+    rotation = layers.rotation(positions, config)
     caches: list[AttentionCache | DeltaCache] = []
     blocks = unstack_blocks(params)["blocks"]
     for index, cache in enumerate(state.layers):
         block, within = divmod(index, config.full_attention_interval)
-        layer = blocks[block][f"layer_{within}"]
+        attends = config.is_attention_layer(index)
+        layer = blocks[block]["attention"] if attends else blocks[block]["delta"][within]
         normed = layers.rms_norm(x, layer["input_norm"], config.rms_norm_eps)
-        mixed, cache = _mix(layer["mixer"], normed, valid, num_valid, positions, cache, config, execution)
+        mixed, cache = _mix(layer["mixer"], normed, valid, num_valid, positions, rotation, cache, config, execution)
         x = x + mixed
         normed = layers.rms_norm(x, layer["post_norm"], config.rms_norm_eps)
         x = x + layers.moe(layer["moe"], normed, valid, config, execution)[0]
@@ -135,7 +130,7 @@ def extend(
 
 def _activation_dtype(state: DecodeState) -> Any:
     cache = state.layers[0]
-    return cache.keys.dtype if isinstance(cache, AttentionCache) else cache.history.q.dtype
+    return cache.keys.dtype if isinstance(cache, AttentionCache) else cache.history.dtype
 
 
 def _mix(
@@ -144,12 +139,13 @@ def _mix(
     valid: jax.Array,
     num_valid: jax.Array,
     positions: jax.Array,
+    rotation: layers.Rotation,
     cache: AttentionCache | DeltaCache,
     config: Qwen35MoeConfig,
     execution: Execution,
 ) -> tuple[jax.Array, AttentionCache | DeltaCache]:
     if isinstance(cache, AttentionCache):
-        return _attend(params, x, valid, positions, cache, config)
+        return _attend(params, x, valid, positions, rotation, cache, config)
     return _delta(params, x, valid, num_valid, cache, config, execution)
 
 
@@ -158,11 +154,12 @@ def _attend(
     x: jax.Array,
     valid: jax.Array,
     positions: jax.Array,
+    rotation: layers.Rotation,
     cache: AttentionCache,
     config: Qwen35MoeConfig,
 ) -> tuple[jax.Array, AttentionCache]:
     """Write the new keys and values, then attend to all of them."""
-    q, k, v = layers.attention_inputs(params, x, positions, config)
+    q, k, v = layers.attention_inputs(params, x, rotation, config)
     rows = jnp.arange(x.shape[0])[:, None]
     where = jnp.where(valid, positions, cache.keys.shape[1])  # out of bounds: dropped
     keys = cache.keys.at[rows, where].set(k, mode="drop")
@@ -194,7 +191,7 @@ def _delta(
         mixed, state = kernels.delta_chunked(*inputs[:5], starts, cache.state, chunk=execution.delta_chunk)
     moved = num_valid > 0
     state = jnp.where(moved[:, None, None, None], state, cache.state)
-    history = DeltaHistory(*(_advance(h, raw, num_valid) for h, raw in zip(cache.history, inputs.raw, strict=True)))
+    history = _advance(cache.history, inputs.raw, num_valid)
     return layers.delta_output(params, x, mixed, config), DeltaCache(history, state)
 
 

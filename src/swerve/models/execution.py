@@ -17,8 +17,8 @@ class Execution:
         delta_chunk: Tokens of one chunk of the DeltaNet.
         experts: `sorted` blocks, or the `dense` oracle.
         expert_block: Places of one block of sorted tokens at most.
-        scan_blocks: Compile one block and loop over it, rather than all of them: compiles faster, runs slower on CPUs.
-        remat: Keep only the input of each block for the backward pass.
+        layers: `scan` compiles one layer of each kind and loops over them; `unroll` compiles all of them.
+        remat: Keep only the input of each layer for the backward pass.
         logprob_chunk: Tokens whose logits are live at a time.
     """
 
@@ -28,7 +28,7 @@ class Execution:
     delta_chunk: int = 16
     experts: Literal["sorted", "dense"] = "sorted"
     expert_block: int = 128
-    scan_blocks: bool = False
+    layers: Literal["scan", "unroll"] = "scan"
     remat: bool = False
     logprob_chunk: int = 1024
 

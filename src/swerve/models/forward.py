@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,47 +57,70 @@ def forward(
         Hidden states and the router's balance.
     """
     x = jnp.take(params["embedding"], tokens, axis=0).astype(dtype)
-
-    def block(x: jax.Array, inputs: tuple[Params, jax.Array | None]) -> tuple[jax.Array, jax.Array]:
-        return _block(inputs[0], x, segment_ids, positions, inputs[1], config, execution)
-
-    if execution.remat:
-        block = jax.checkpoint(block)
-    replay = None
+    run = _Run(config, execution, segment_ids, layers.rotation(positions, config))
     if routing is not None:
-        per_block = (config.num_blocks, config.full_attention_interval)
-        replay = jnp.moveaxis(routing.reshape(*tokens.shape, *per_block, -1), (2, 3), (0, 1))
-    if execution.scan_blocks:
-        x, aux = lax.scan(block, x, (stack_blocks(params)["blocks"], replay))
-        router_aux = aux.mean()
+        if routing.shape != (*tokens.shape, config.num_hidden_layers, config.num_experts_per_tok):
+            raise ValueError(
+                f"routing of shape {routing.shape} does not match {tokens.shape} tokens and the model's layers"
+            )
+        routing = jnp.moveaxis(routing, 2, 0).reshape(
+            config.num_blocks, config.full_attention_interval, *tokens.shape, config.num_experts_per_tok
+        )
+    if execution.layers == "scan":
+        x, balance = lax.scan(run.block, x, (stack_blocks(params)["blocks"], routing))
     else:
-        terms = []
-        for i, block_params in enumerate(unstack_blocks(params)["blocks"]):
-            x, aux = block(x, (block_params, None if replay is None else replay[i]))
-            terms.append(aux)
-        router_aux = functools.reduce(jnp.add, terms) / len(terms)
-    return ForwardOutput(layers.rms_norm(x, params["final_norm"], config.rms_norm_eps), router_aux)
+        x, balance = _each(run.block, x, unstack_blocks(params)["blocks"], routing)
+    aux = balance.sum() / config.num_hidden_layers
+    return ForwardOutput(layers.rms_norm(x, params["final_norm"], config.rms_norm_eps), aux)
 
 
-def _block(
-    params: Params,
-    x: jax.Array,
-    segment_ids: jax.Array,
-    positions: jax.Array,
-    replay: jax.Array | None,
-    config: Qwen35MoeConfig,
-    execution: Execution,
-) -> tuple[jax.Array, jax.Array]:
-    """One block of layers; the last of them has softmax attention."""
-    valid, aux = segment_ids > 0, jnp.float32(0)
-    for i in range(config.full_attention_interval):
-        layer = params[f"layer_{i}"]
-        normed = layers.rms_norm(x, layer["input_norm"], config.rms_norm_eps)
-        if config.is_attention_layer(i):
-            x = x + layers.attention(layer["mixer"], normed, positions, segment_ids, config, execution)
+class _Run(NamedTuple):
+    """What all layers of one forward pass share."""
+
+    config: Qwen35MoeConfig
+    execution: Execution
+    segment_ids: jax.Array
+    rotation: layers.Rotation
+
+    def block(self, x: jax.Array, inputs: tuple[Params, jax.Array | None]) -> tuple[jax.Array, jax.Array]:
+        """DeltaNet layers, then one with softmax attention; also the sum of their balance terms."""
+        params, routing = inputs
+        before, last = (None, None) if routing is None else (routing[:-1], routing[-1])
+        delta, attention = functools.partial(self.layer, False), functools.partial(self.layer, True)
+        if self.execution.remat:
+            delta, attention = jax.checkpoint(delta), jax.checkpoint(attention)
+        if self.execution.layers == "scan":
+            x, balance = lax.scan(delta, x, (params["delta"], before))
         else:
-            x = x + layers.delta_net(layer["mixer"], normed, segment_ids, config, execution)
-        normed = layers.rms_norm(x, layer["post_norm"], config.rms_norm_eps)
-        out, balance = layers.moe(layer["moe"], normed, valid, config, execution, None if replay is None else replay[i])
-        x, aux = x + out, aux + balance
-    return x, aux / config.full_attention_interval
+            x, balance = _each(delta, x, params["delta"], before)
+        x, of_last = attention(x, (params["attention"], last))
+        return x, balance.sum() + of_last
+
+    def layer(
+        self, attends: bool, x: jax.Array, inputs: tuple[Params, jax.Array | None]
+    ) -> tuple[jax.Array, jax.Array]:
+        """Mixer and experts, each added to the residual stream."""
+        params, routing = inputs
+        config, execution = self.config, self.execution
+        normed = layers.rms_norm(x, params["input_norm"], config.rms_norm_eps)
+        if attends:
+            x = x + layers.attention(params["mixer"], normed, self.rotation, self.segment_ids, config, execution)
+        else:
+            x = x + layers.delta_net(params["mixer"], normed, self.segment_ids, config, execution)
+        normed = layers.rms_norm(x, params["post_norm"], config.rms_norm_eps)
+        out, balance = layers.moe(params["moe"], normed, self.segment_ids > 0, config, execution, routing)
+        return x + out, balance
+
+
+def _each(
+    step: Callable[[jax.Array, Any], tuple[jax.Array, jax.Array]],
+    x: jax.Array,
+    params: tuple[Params, ...],
+    routing: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """`lax.scan`, unrolled."""
+    terms = []
+    for i, one in enumerate(params):
+        x, term = step(x, (one, None if routing is None else routing[i]))
+        terms.append(term)
+    return x, jnp.stack(terms)

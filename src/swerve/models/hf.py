@@ -121,9 +121,12 @@ def to_hf_tensors(config: Qwen35MoeConfig, params: Params) -> dict[str, Array]:
     tensors: dict[str, Array] = {"model.embed_tokens.weight": np.asarray(host["embedding"])}
     for layer in range(config.num_hidden_layers):
         block, within = divmod(layer, config.full_attention_interval)
-        leaves = parallel.flatten_names(host["blocks"][block][f"layer_{within}"])
+        attends = config.is_attention_layer(layer)
+        leaves = parallel.flatten_names(
+            host["blocks"][block]["attention"] if attends else host["blocks"][block]["delta"][within]
+        )
         arrays = {leaf: np.asarray(value) for leaf, value in leaves.items()}
-        for entry in _layer_entries(config, attention=config.is_attention_layer(layer)):
+        for entry in _layer_entries(config, attention=attends):
             for name, value in zip(entry.names, entry.give(arrays), strict=True):
                 tensors[f"model.layers.{layer}.{name}"] = value
     tensors["model.norm.weight"] = np.asarray(host["final_norm"])
@@ -157,13 +160,13 @@ def from_hf_tensors(
     named: dict[str, Any] = {}
     stacked: dict[str, list[Array]] = {}
     for layer in range(config.num_hidden_layers):
-        within = layer % config.full_attention_interval
-        for entry in _layer_entries(config, attention=config.is_attention_layer(layer)):
+        attends = config.is_attention_layer(layer)
+        kind = "blocks.attention." if attends else "blocks.delta."
+        for entry in _layer_entries(config, attention=attends):
             for leaf, value in entry.take(*(remaining[f"model.layers.{layer}.{name}"] for name in entry.names)).items():
-                stacked.setdefault(f"blocks.layer_{within}.{leaf}", []).append(value.astype(np.float32))
-    for name in declared:
-        if name in stacked:
-            named[name] = jnp.asarray(np.stack(stacked[name]))
+                stacked.setdefault(kind + leaf, []).append(value.astype(np.float32))
+    for name, arrays in stacked.items():
+        named[name] = jnp.asarray(np.stack(arrays).reshape(declared[name].shape))
     named["embedding"] = jnp.asarray(remaining["model.embed_tokens.weight"].astype(np.float32))
     named["final_norm"] = jnp.asarray(remaining["model.norm.weight"].astype(np.float32))
     if not config.tie_word_embeddings:

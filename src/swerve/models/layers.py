@@ -1,14 +1,14 @@
 """The layers, as functions of their parameters: norms, rotary embedding, both mixers, experts.
 
-Training and decoding differ in where a mixer's past comes from. What comes before (projections) and after (gates, output
-projection) is shared, so the two cannot drift apart.
+Training and decoding differ in where a mixer's past comes from. What comes before (projections) and after (gates,
+output projection) is shared, so the two cannot drift apart.
 
 Legend: B rows, T time, M hidden width, H query or value heads, K key heads, D head width, C channels.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,15 +29,27 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return (normed * (1 + _trailing(weight, x.ndim))).astype(x.dtype)
 
 
-def rotate(x_BTHD: jax.Array, positions_BT: jax.Array, config: Qwen35MoeConfig) -> jax.Array:
-    """Rotary embedding of the leading `rotary_dim` dimensions, halves paired."""
+class Rotation(NamedTuple):
+    """Cosine and sine of each position's angles, `[B, T, 1, rotary_dim / 2]` float32."""
+
+    cos: jax.Array
+    sin: jax.Array
+
+
+def rotation(positions_BT: jax.Array, config: Qwen35MoeConfig) -> Rotation:
+    """The rotary angles of all positions: computed once, read by every layer and head."""
     half = config.rotary_dim // 2
     frequencies = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angles = (positions_BT[..., None].astype(jnp.float32) * frequencies[None, None])[:, :, None]
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return Rotation(*lax.optimization_barrier((jnp.cos(angles), jnp.sin(angles))))
+
+
+def rotate(x_BTHD: jax.Array, rotation: Rotation) -> jax.Array:
+    """Rotary embedding of the leading dimensions, halves paired; the others stay."""
+    half = rotation.cos.shape[-1]
     left, right, rest = jnp.split(x_BTHD.astype(jnp.float32), (half, 2 * half), axis=-1)
-    rotated = jnp.concatenate([left * cos - right * sin, right * cos + left * sin, rest], axis=-1)
-    return rotated.astype(x_BTHD.dtype)
+    turned = left * rotation.cos - right * rotation.sin, right * rotation.cos + left * rotation.sin
+    return jnp.concatenate([*turned, rest], axis=-1).astype(x_BTHD.dtype)
 
 
 def project(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -56,11 +68,11 @@ def project_out(x_BTHD: jax.Array, weight_HDM: jax.Array) -> jax.Array:
 
 
 def attention_inputs(
-    params: Params, x_BTM: jax.Array, positions_BT: jax.Array, config: Qwen35MoeConfig
+    params: Params, x_BTM: jax.Array, rotation: Rotation, config: Qwen35MoeConfig
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Queries `[B, T, H, D]` (scaled), keys and values `[B, T, K, D]`, normalised and rotated."""
-    q = rotate(rms_norm(project(x_BTM, params["q"]), params["q_norm"], config.rms_norm_eps), positions_BT, config)
-    k = rotate(rms_norm(project(x_BTM, params["k"]), params["k_norm"], config.rms_norm_eps), positions_BT, config)
+    q = rotate(rms_norm(project(x_BTM, params["q"]), params["q_norm"], config.rms_norm_eps), rotation)
+    k = rotate(rms_norm(project(x_BTM, params["k"]), params["k_norm"], config.rms_norm_eps), rotation)
     return q * config.head_dim**-0.5, k, project(x_BTM, params["v"])
 
 
@@ -72,13 +84,13 @@ def attention_output(params: Params, x_BTM: jax.Array, mixed_BTHD: jax.Array) ->
 def attention(
     params: Params,
     x_BTM: jax.Array,
-    positions_BT: jax.Array,
+    rotation: Rotation,
     segment_ids_BT: jax.Array,
     config: Qwen35MoeConfig,
     execution: Execution,
 ) -> jax.Array:
     """Causal gated attention within segments, `[B, T, M]`."""
-    q, k, v = attention_inputs(params, x_BTM, positions_BT, config)
+    q, k, v = attention_inputs(params, x_BTM, rotation, config)
     if execution.attention == "naive":
         mixed = kernels.packed_attention_naive(q, k, v, segment_ids_BT)
     else:
@@ -89,30 +101,21 @@ def attention(
 # ------------------------------------------------------------------------------------------------ Gated DeltaNet
 
 
-class DeltaHistory(NamedTuple):
-    """Inputs of the three convolutions before the row, each `[B, W - 1, C]`."""
-
-    q: jax.Array
-    k: jax.Array
-    v: jax.Array
-
-
 class DeltaInputs(NamedTuple):
-    """What the delta rule takes, and the convolutions' raw inputs `[B, T, C]`."""
+    """What the delta rule takes, and the convolution's raw input `[B, T, C]`."""
 
     q: jax.Array
     k: jax.Array
     v: jax.Array
     g: jax.Array
     beta: jax.Array
-    raw: DeltaHistory
+    raw: jax.Array
 
 
-def empty_history(config: Qwen35MoeConfig, rows: int, dtype: jnp.dtype | type) -> DeltaHistory:
-    """The history at the start of a sequence: zeros."""
-    before = config.linear_conv_kernel_dim - 1
-    key = jnp.zeros((rows, before, config.linear_key_dim), dtype)
-    return DeltaHistory(key, key, jnp.zeros((rows, before, config.linear_value_dim), dtype))
+def empty_history(config: Qwen35MoeConfig, rows: int, dtype: Any) -> jax.Array:
+    """Inputs of the convolution before the start of a sequence: zeros `[B, W - 1, C]`, C channels of q, k and v."""
+    channels = 2 * config.linear_key_dim + config.linear_value_dim
+    return jnp.zeros((rows, config.linear_conv_kernel_dim - 1, channels), dtype)
 
 
 def delta_inputs(
@@ -120,29 +123,35 @@ def delta_inputs(
     x_BTM: jax.Array,
     valid_BT: jax.Array,
     reach_BT: jax.Array,
-    history: DeltaHistory,
+    history_BZC: jax.Array,
     config: Qwen35MoeConfig,
 ) -> DeltaInputs:
     """Project, convolve, normalise; padding gets `g` and `beta` 0, which leave any state as it is."""
-    rows, time, _ = x_BTM.shape
-
-    def convolved(name: str, before: jax.Array) -> tuple[jax.Array, jax.Array]:
-        raw = project(x_BTM, params[name]).reshape(rows, time, -1)
-        taps = params[f"{name}_conv"]
-        out = kernels.causal_convolution(raw, taps.reshape(taps.shape[0], -1).astype(raw.dtype), before, reach_BT)
-        return raw, out.reshape(rows, time, *taps.shape[1:])
-
-    (raw_q, q), (raw_k, k), (raw_v, v) = (
-        convolved("q", history.q),
-        convolved("k", history.k),
-        convolved("v", history.v),
+    weight = _side_by_side(params, ("q", "k", "v")).astype(x_BTM.dtype)
+    taps = _side_by_side(params, ("q_conv", "k_conv", "v_conv")).astype(x_BTM.dtype)
+    raw = kernels.matmul(x_BTM, weight)
+    convolved = kernels.causal_convolution(raw, taps, history_BZC, reach_BT).astype(jnp.float32)
+    cuts = (config.linear_key_dim, 2 * config.linear_key_dim)
+    q, k, v = (
+        part.reshape(*part.shape[:2], heads, -1)
+        for part, heads in zip(
+            jnp.split(convolved, cuts, axis=-1),
+            (config.linear_num_key_heads, config.linear_num_key_heads, config.linear_num_value_heads),
+            strict=True,
+        )
     )
+    both = kernels.matmul(x_BTM, _side_by_side(params, ("a", "b")).astype(x_BTM.dtype)).astype(jnp.float32)
+    a, b = jnp.split(both, 2, axis=-1)
     valid = valid_BT[..., None]
-    decay = jax.nn.softplus(project(x_BTM, params["a"]).astype(jnp.float32) + _trailing(params["dt_bias"], 3))
+    decay = jax.nn.softplus(a + _trailing(params["dt_bias"], 3))
     g = jnp.where(valid, -jnp.exp(_trailing(params["A_log"], 3)) * decay, 0)
-    beta = jnp.where(valid, jax.nn.sigmoid(project(x_BTM, params["b"]).astype(jnp.float32)), 0)
-    q, k = _l2_norm(q.astype(jnp.float32)) * config.linear_key_head_dim**-0.5, _l2_norm(k.astype(jnp.float32))
-    return DeltaInputs(q, k, v.astype(jnp.float32), g, beta, DeltaHistory(raw_q, raw_k, raw_v))
+    beta = jnp.where(valid, jax.nn.sigmoid(b), 0)
+    return DeltaInputs(_l2_norm(q) * config.linear_key_head_dim**-0.5, _l2_norm(k), v, g, beta, raw)
+
+
+def _side_by_side(params: Params, names: tuple[str, ...]) -> jax.Array:
+    """Weights `[in, ...]` as one matrix."""
+    return jnp.concatenate([params[n].reshape(params[n].shape[0], -1) for n in names], axis=1)
 
 
 def delta_output(params: Params, x_BTM: jax.Array, mixed_BTHD: jax.Array, config: Qwen35MoeConfig) -> jax.Array:
@@ -179,8 +188,8 @@ def segment_borders(segment_ids_BT: jax.Array, conv_width: int) -> tuple[jax.Arr
         conv_width: Width of the convolution.
 
     Returns:
-        bool `[B, T]`, the token is the first of a segment; int32 `[B, T]`, inputs before it in the same segment, counted
-        up to `conv_width - 1`.
+        bool `[B, T]`, the token is the first of a segment; int32 `[B, T]`, inputs before it in the same segment,
+        counted up to `conv_width - 1`.
     """
     time = segment_ids_BT.shape[1]
     padded = jnp.pad(segment_ids_BT, ((0, 0), (conv_width - 1, 0)), constant_values=-1)

@@ -1,9 +1,11 @@
 """The parameters of the model, each declared once.
 
 Linear weights are `[in, out]`, heads and the two halves of a swiglu are dimensions of their own, and the DeltaNet's
-query, key and value projections are separate, so that every dimension can be sharded by its meaning. Blocks are stacked:
-every array below `blocks` has a leading dimension of `num_blocks`. `unstack_blocks` gives the same tree with
-`blocks` a tuple of trees; every function of the model takes both forms.
+query, key and value projections are separate, so that every dimension can be sharded by its meaning.
+
+Layers are stacked for scanning: arrays below `blocks.delta` have leading dimensions `[num_blocks, interval - 1]`, those
+below `blocks.attention` `[num_blocks]`. `unstack_blocks` gives the same tree with tuples in their place; every function
+of the model takes both forms.
 """
 
 from __future__ import annotations
@@ -34,10 +36,8 @@ def parameters(config: Qwen35MoeConfig) -> dict[str, Any]:
         `[hidden, vocab]` unless the embedding serves as head.
     """
     vocab, hidden = config.vocab_size, config.hidden_size
-    block = {
-        f"layer_{i}": _layer(config, attention=config.is_attention_layer(i))
-        for i in range(config.full_attention_interval)
-    }
+    delta = parallel.stack(_layer(config, attention=False), config.full_attention_interval - 1, "layers")
+    block = {"delta": delta, "attention": _layer(config, attention=True)}
     small = parallel.normal(config.initializer_range)
     tree: dict[str, Any] = {
         "embedding": Parameter(shape=(vocab, hidden), axes=("vocab", "embed"), initialiser=small),
@@ -64,20 +64,31 @@ def num_active_parameters(config: Qwen35MoeConfig) -> int:
 
 
 def unstack_blocks(params: Params) -> dict[str, Any]:
-    """The tree with `blocks` as a tuple of one tree per block; itself, if it is so already."""
+    """The tree with a tuple of `{"delta": tuple of layers, "attention": layer}` as `blocks`; itself, if it is so already."""
     blocks = params["blocks"]
     if isinstance(blocks, tuple):
         return dict(params)
-    size = jax.tree.leaves(blocks)[0].shape[0]
-    return {**params, "blocks": tuple(jax.tree.map(lambda x, i=i: x[i], blocks) for i in range(size))}
+    return {
+        **params,
+        "blocks": tuple({**block, "delta": _split(block["delta"])} for block in _split(blocks)),
+    }
 
 
 def stack_blocks(params: Params) -> dict[str, Any]:
-    """The tree with every array below `blocks` stacked; itself, if it is so already."""
+    """The tree with layers stacked; itself, if it is so already."""
     blocks = params["blocks"]
     if not isinstance(blocks, tuple):
         return dict(params)
-    return {**params, "blocks": jax.tree.map(lambda *xs: jnp.stack(xs), *blocks)}
+    return {**params, "blocks": _join(tuple({**block, "delta": _join(block["delta"])} for block in blocks))}
+
+
+def _split(tree: Params) -> tuple[dict[str, Any], ...]:
+    size = jax.tree.leaves(tree)[0].shape[0]
+    return tuple(jax.tree.map(lambda x, i=i: x[i], dict(tree)) for i in range(size))
+
+
+def _join(trees: tuple[Params, ...]) -> dict[str, Any]:
+    return jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
 
 
 # ------------------------------------------------------------------------------------------------- declarations

@@ -19,11 +19,12 @@ from swerve.parallel.declared import (
     ones,
     scaled_normal,
     stack,
+    unflatten_names,
     uniform,
     uniform_log,
-    unflatten_names,
     zeros,
 )
+from swerve.parallel.host import tune_cpu
 from swerve.parallel.rules import ShardingRules, shardings
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "scaled_normal",
     "shardings",
     "stack",
+    "tune_cpu",
     "unflatten_names",
     "uniform",
     "uniform_log",

@@ -1,7 +1,7 @@
 """One declaration per parameter, and what derives from it.
 
-A declared tree is a nested mapping whose leaves are `Parameter`. The tree of arrays, the abstract tree, the shardings and
-the checkpoint's names all have its structure, so a parameter is written down exactly once.
+A declared tree is a nested mapping whose leaves are `Parameter`. The tree of arrays, the abstract tree, the shardings
+and the checkpoint's names all have its structure, so a parameter is written down exactly once.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def normal(std: float) -> Initialiser:
 
 
 def scaled_normal(fan_in: int, gain: float = 1.0) -> Initialiser:
-    """Normal values of standard deviation `gain / sqrt(fan_in)`, so that a unit input gives an output of size `gain`."""
+    """Normal values of standard deviation `gain / sqrt(fan_in)`: a unit input gives an output of size `gain`."""
     return normal(gain / math.sqrt(fan_in))
 
 
