@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,11 +53,21 @@ async def _evaluate(recipe: TrainRecipe, tasks: Any, weights: Path | None) -> Ev
     from swerve.cli.composition import episode_roles, load_policy, make_engine, prepare_jax
     from swerve.evaluation import evaluate
     from swerve.orchestrator import EVALUATION_SEED, evaluation_settings
+    from swerve.rollout import Progress
 
     prepare_jax()
     policy = load_policy(recipe.policy, recipe.run.seed)
     params = read_checkpoint(weights).params if weights else None
     progress = open_progress(recipe.telemetry.progress, 1, sys.stderr)
+    causes: Counter[str] = Counter()
+
+    def watch(done: Progress) -> None:
+        progress.waiting("episodes", done.num_done, done.num_total)
+        if error := done.trajectory.error:
+            causes[error] += 1
+            if causes[error] == 1:
+                progress.say(f"{done.trajectory.status.value}: {error}")
+
     try:
         engine = make_engine(policy, recipe.rollout, params=params)
         async with episode_roles(recipe, tasks, policy.tokenizer, engine) as roles:
@@ -67,7 +78,7 @@ async def _evaluate(recipe: TrainRecipe, tasks: Any, weights: Path | None) -> Ev
                 settings=evaluation_settings(recipe),
                 seed=EVALUATION_SEED,
                 retries=recipe.rollout.retries,
-                on_progress=lambda done: progress.waiting("episodes", done.num_done, done.num_total),
+                on_progress=watch,
             )
     finally:
         progress.close()
