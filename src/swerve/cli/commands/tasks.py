@@ -83,7 +83,8 @@ def _mint(arguments: argparse.Namespace) -> int:
     with machine_faults(arguments.out):
         arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.family == "functions":
-        from swerve.environments.functions.mint import MintRecipe, mint
+        from swerve.environments.functions.mint import mint
+        from swerve.environments.functions.recipe import MintRecipe
 
         recipe = MintRecipe(
             packages=tuple(arguments.package),
@@ -120,7 +121,8 @@ def _verify(arguments: argparse.Namespace, tasks: Sequence[Task]) -> int:
 async def _grade_both(tasks: Sequence[Task]) -> dict[str, str]:
     from swerve.cli.composition import environment_of
     from swerve.environments import Grader
-    from swerve.environments.functions.mint import REPAIR_FILE, gold_text
+    from swerve.environments.functions.drafts import gold_text
+    from swerve.environments.functions.environment import REPAIR_FILE
     from swerve.sandboxes import SandboxPool
 
     environment = environment_of(tasks)
