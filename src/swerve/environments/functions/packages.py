@@ -11,7 +11,6 @@ import ast
 import hashlib
 import io
 import lzma
-import os
 import shutil
 import tarfile
 import tempfile
@@ -22,6 +21,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from swerve.config import cache_directory
 from swerve.environments.functions.mutations import normalise_function, parse
 from swerve.types import MachineError, SwerveError
 
@@ -116,15 +116,6 @@ def packages() -> dict[str, Package]:
     return result
 
 
-def cache_dir() -> Path:
-    """Directory for extracted archives: `SWERVE_CACHE_DIR`, else `XDG_CACHE_HOME/swerve`, else `~/.cache/swerve`."""
-    explicit = os.environ.get("SWERVE_CACHE_DIR")
-    if explicit:
-        return Path(explicit)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "swerve"
-
-
 def source_tree(package: Package) -> Path:
     """Directory of a package's verified, extracted source tree; made at first use.
 
@@ -132,7 +123,7 @@ def source_tree(package: Package) -> Path:
         SwerveError: The archive is missing or its digest is not the recorded one.
         MachineError: It cannot be extracted.
     """
-    target = cache_dir() / "archives" / f"{package.name}-{package.version}-{package.sha256[:16]}"
+    target = cache_directory() / "archives" / f"{package.name}-{package.version}-{package.sha256[:16]}"
     if target.is_dir():
         return target
     archive = ARCHIVES_DIR / package.file
