@@ -42,6 +42,8 @@ WALL_LIMIT_S = 8.0
 MAX_NAME_CHARACTERS = 32
 MAX_CAPTURED_VALUES = 16
 
+_ERROR_NAMES = {"PatternError": "error"}
+"""Errors that newer releases of Python renamed, back under their first name."""
 _TEST_RUNNER_MODULES = frozenset({"_pytest", "iniconfig", "packaging", "pluggy", "py", "pygments", "pytest"})
 _FUTURE_FLAGS = 0
 for _name in __future__.all_feature_names:
@@ -98,7 +100,8 @@ class _ErrorNames:
     """A pytest plugin that remembers what each failing test raised."""
 
     def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
-        _STATE.errors[node.nodeid] = call.excinfo.type.__name__
+        name = call.excinfo.type.__name__
+        _STATE.errors[node.nodeid] = _ERROR_NAMES.get(name, name)
 
 
 def preload(args: dict[str, Any]) -> None:

@@ -56,6 +56,7 @@ class Package:
         sources: Packages or modules of the tree that functions are taken from.
         tests: Directories or modules of the tree that hold tests.
         requires: Importable names needed from outside the tree.
+        skip: Files, or functions as `file::qualname`, that behave differently from one Python release to another.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Package:
     sources: tuple[str, ...]
     tests: tuple[str, ...]
     requires: tuple[str, ...]
+    skip: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +111,7 @@ def packages() -> dict[str, Package]:
         values: dict[str, Any] = {
             key: tuple(entry[key]) if kind is list else entry[key] for key, kind in _LOCK_KEYS.items()
         }
-        package = Package(**values)
+        package = Package(**values, skip=tuple(entry.get("skip", ())))
         if package.license not in PERMISSIVE:
             raise SwerveError(f"{LOCK_FILE}: archive {package.name}: key license: {package.license} is not permissive")
         result[package.name] = package
@@ -214,6 +216,8 @@ def functions(package: Package, tree: Path) -> Iterator[SourceFunction]:
             continue
         lines = text.split("\n")
         for node, qualname in _definitions(module, ""):
+            if file in package.skip or f"{file}::{qualname}" in package.skip:
+                continue
             source = normalise_function("\n".join(lines[node.lineno - 1 : node.end_lineno]))
             if source is not None:
                 yield SourceFunction(
