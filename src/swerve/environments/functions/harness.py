@@ -100,7 +100,7 @@ class _ErrorNames:
     """A pytest plugin that remembers what each failing test raised."""
 
     def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
-        name = call.excinfo.type.__name__
+        name: str = call.excinfo.type.__name__
         _STATE.errors[node.nodeid] = _ERROR_NAMES.get(name, name)
 
 
