@@ -237,7 +237,7 @@ class GrpoTrainer:
         Returns:
             Log-probabilities and entropies in nats, float32 `[rows, time]`; 0 at segment starts and in padding.
         """
-        lp, entropy = self._score(self._params, _to_device(micro_batch, self._shape))
+        lp, entropy = self._score(self._params, _to_device(micro_batch, self._shape), jnp.float32(self._temperature))
         return np.asarray(lp), np.asarray(entropy)
 
     def trajectory_logprobs(self, trajectories: Sequence[Trajectory]) -> list[Float32Array]:
@@ -398,9 +398,9 @@ class GrpoTrainer:
         return self._adam.apply(params, moments, gradients, learning_rate)
 
     def _score_program(
-        self, params: Params, batch: _DeviceBatch, temperature: jax.Array | None = None
+        self, params: Params, batch: _DeviceBatch, temperature: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        return self._forward(params, batch, self._temperature if temperature is None else temperature)[:2]
+        return self._forward(params, batch, temperature)[:2]
 
 
 def freeze_routers(params: Params) -> Params:
