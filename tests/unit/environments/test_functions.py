@@ -15,7 +15,7 @@ import pytest
 from swerve.environments import Grader, load_split, save_tasks
 from swerve.environments.functions import packages as packaging
 from swerve.environments.functions.baseline import baseline, count_passing, repairs
-from swerve.environments.functions.drafts import VISIBLE_FILE, confirm, gold_text, structure
+from swerve.environments.functions.drafts import VISIBLE_FILE, confirm, gold_text, structure, verify
 from swerve.environments.functions.environment import REPAIR_FILE, FunctionsEnvironment
 from swerve.environments.functions.mint import mint
 from swerve.environments.functions.mutations import apply, normalise_function, sites
@@ -165,6 +165,12 @@ def test_gold_earns_one_and_the_bug_nothing(bench: Bench, sampled: list[Task]) -
         return [await confirm(task, bench.pool, bench.environment) for task in sampled]
 
     assert bench.run(check()) == [""] * len(sampled)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_shipped_task_holds(tasks: list[Task]) -> None:
+    assert verify(tasks) == {}
 
 
 CHEATS = {
