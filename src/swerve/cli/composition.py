@@ -5,6 +5,7 @@ The one place that knows every layer. Whatever can be wrong with the input is fo
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import shutil
@@ -198,7 +199,7 @@ def sandbox_limits(section: Sandbox) -> SandboxLimits:
 async def episode_roles(
     recipe: TrainRecipe, tasks: Sequence[Task], tokenizer: Tokenizer, engine: EmbeddedEngine
 ) -> AsyncIterator[EpisodeRoles]:
-    """Those an episode works with, sandboxes started; everything is gone at the end of the block.
+    """Those an episode works with, containers started and programs compiled; all is gone at the end of the block.
 
     Args:
         recipe: Template and limits.
@@ -210,7 +211,10 @@ async def episode_roles(
     renderer = ConversationRenderer(tokenizer, load_template(recipe.agent.template))
     try:
         async with SandboxPool(environment.images(), sandbox_limits(recipe.sandbox)) as pool:
-            await pool.warm_up()
+            truncated = recipe.evaluation.top_p < 1.0
+            compiling = [asyncio.to_thread(engine.warmup)]
+            compiling += [asyncio.to_thread(engine.warmup, truncated=True)] if truncated else []
+            await asyncio.gather(pool.warm_up(), *compiling)
             yield EpisodeRoles(
                 policy=engine,
                 pool=pool,
