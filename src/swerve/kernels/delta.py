@@ -181,7 +181,7 @@ def _chunks(
 ) -> tuple[jax.Array, jax.Array]:
     """Outputs `[N, B, H, C, V]` and the state after the last chunk.
 
-    Differentiated by hand: what can be formed for all chunks at once is, and only the two products that need the running
+    Differentiated by hand: what can be formed for all chunks at once is, and only the products that need the running
     state stay in the loop, forward and backward.
     """
     return _chunks_forward(

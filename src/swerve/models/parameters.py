@@ -64,7 +64,7 @@ def num_active_parameters(config: Qwen35MoeConfig) -> int:
 
 
 def unstack_blocks(params: Params) -> dict[str, Any]:
-    """The tree with a tuple of `{"delta": tuple of layers, "attention": layer}` as `blocks`; itself, if it is so already."""
+    """The tree with a tuple of `{"delta": tuple of layers, "attention": layer}` as `blocks`."""
     blocks = params["blocks"]
     if isinstance(blocks, tuple):
         return dict(params)

@@ -1,7 +1,7 @@
 """Settings of this process that make a CPU a better accelerator.
 
 XLA allocates all temporaries of a program at each call. The C library hands such large blocks back to the kernel when
-they are freed, so every training step faults in and clears hundreds of megabytes again: a third of its time. And LLVM at
+they are freed, so every training step faults in and clears hundreds of megabytes again: a third of its time. LLVM at
 its default level spends more than half of a program's compilation on optimisations that this code does not gain from.
 """
 
@@ -18,7 +18,7 @@ _FLAGS = {"--xla_backend_optimization_level": "1"}
 def tune_cpu() -> bool:
     """Keep freed memory in the process, and compile for CPUs at a level that pays.
 
-    Call it once, before the first computation and before any thread allocates much; `XLA_FLAGS` that are already set win.
+    Call it once, before the first computation and before any thread allocates much; set `XLA_FLAGS` win.
     The process's memory never shrinks afterwards: it stays at its peak.
 
     Returns:

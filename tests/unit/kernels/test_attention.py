@@ -1,0 +1,51 @@
+"""Blocked attention against the naive one, and attention over a cache."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from swerve import kernels
+
+ROWS, TIME, KEYS, HEADS, WIDTH = 2, 37, 2, 4, 8
+
+
+def inputs() -> tuple[tuple[jax.Array, ...], jax.Array]:
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.standard_normal((ROWS, TIME, n, WIDTH)), jnp.float32) for n in (HEADS, KEYS, KEYS))
+    lengths = [[1, 15, 1, 9, 11], [30, 2, 2, 3, 0]]
+    segments = np.stack([np.repeat(np.arange(1, 6), n) for n in lengths]).astype(np.int32)
+    segments[1, 34:] = 0
+    return (q, k, v), jnp.asarray(segments)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def outcome(block: int, arrays: tuple[jax.Array, ...], segments: jax.Array) -> Any:
+    def loss(arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        if block:
+            out = kernels.packed_attention(*arrays, segments, block=block)
+        else:
+            out = kernels.packed_attention_naive(*arrays, segments)
+        return (out * jnp.cos(out)).sum(), out
+
+    return jax.value_and_grad(loss, has_aux=True)(arrays)
+
+
+@pytest.mark.parametrize("block", [8, 16, 64])
+def test_blocks_equal_the_naive_form_in_values_and_gradients(block: int) -> None:
+    arrays, segments = inputs()
+    found, expected = outcome(block, arrays, segments), outcome(0, arrays, segments)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=3e-5), found, expected)
+
+
+def test_cached_queries_equal_the_last_of_a_packed_row() -> None:
+    (q, k, v), segments = inputs()
+    expected = kernels.packed_attention_naive(q, k, v, jnp.ones_like(segments))
+    lengths = jnp.asarray([TIME - 3, 5], jnp.int32)
+    rows = jnp.arange(ROWS)[:, None]
+    where = lengths[:, None] + jnp.arange(3)[None]
+    out = kernels.cached_attention(q[rows, where], k, v, lengths)  # keys beyond a query's position are not seen
+    np.testing.assert_allclose(out, expected[rows, where], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,77 @@
+"""The chunked Gated DeltaNet against its recurrence: values, states and gradients, segments starting anywhere."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from swerve import kernels
+
+ROWS, TIME, KEYS, HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 45, 2, 4, 8, 6
+
+
+def inputs() -> tuple[tuple[jax.Array, ...], jax.Array, jax.Array]:
+    rng = np.random.default_rng(0)
+
+    def values(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+    def unit(x: jax.Array) -> jax.Array:
+        return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+    q, k = (unit(values(ROWS, TIME, KEYS, KEY_WIDTH)) for _ in range(2))
+    g, beta = -jnp.abs(values(ROWS, TIME, HEADS)), jax.nn.sigmoid(values(ROWS, TIME, HEADS))
+    starts = np.zeros((ROWS, TIME), bool)
+    starts[0, [0, 5, 6, 16, 32, 44]] = True  # length 1, chunk borders, last position
+    starts[1, [3, 30]] = True  # the first state serves positions 0 to 2
+    state = values(ROWS, HEADS, KEY_WIDTH, VALUE_WIDTH)
+    return (q, k, values(ROWS, TIME, HEADS, VALUE_WIDTH), g, beta), jnp.asarray(starts), state
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def outcome(chunk: int, arrays: tuple[jax.Array, ...], starts: jax.Array, state: jax.Array) -> Any:
+    def loss(arrays: tuple[jax.Array, ...], state: jax.Array) -> tuple[jax.Array, Any]:
+        if chunk:
+            out, last = kernels.delta_chunked(*arrays, starts, state, chunk=chunk)
+        else:
+            out, last = kernels.delta_recurrent(*arrays, starts, state)
+        return (out * jnp.cos(out)).sum() + (last**2).sum(), (out, last)
+
+    return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(arrays, state)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 64])
+def test_chunks_equal_the_recurrence_in_values_and_gradients(chunk: int) -> None:
+    arrays, starts, state = inputs()
+    found, expected = outcome(chunk, arrays, starts, state), outcome(0, arrays, starts, state)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5), found, expected)
+
+
+def test_a_token_without_step_and_decay_leaves_the_state_bit_for_bit() -> None:
+    (q, k, v, g, beta), starts, state = inputs()
+    _, after = kernels.delta_chunked(q, k, v, g * 0, beta * 0, starts & False, state)
+    assert np.array_equal(after, state)
+
+
+def test_other_segments_do_not_touch_even_the_rounding() -> None:
+    (q, k, v, g, beta), starts, state = inputs()
+    out, _ = kernels.delta_chunked(q, k, v, g, beta, starts, state)
+    changed, _ = kernels.delta_chunked(
+        q, k.at[0, 8].mul(-3), v.at[0, 8].add(1), g.at[0, 8].add(-1), beta, starts, state
+    )
+    differs = np.flatnonzero(np.asarray(out != changed)[0].any((-2, -1)))
+    assert differs.min() >= 8
+    assert differs.max() <= 15
+
+
+def test_one_step_equals_the_recurrence() -> None:
+    (q, k, v, g, beta), starts, state = inputs()
+    expected, last = kernels.delta_recurrent(
+        q[:, :1], k[:, :1], v[:, :1], g[:, :1], beta[:, :1], starts[:, :1] & False, state
+    )
+    out, after = kernels.delta_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], beta[:, 0], state)
+    np.testing.assert_allclose(out, expected[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(after, last, rtol=1e-6)

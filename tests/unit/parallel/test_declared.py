@@ -1,0 +1,83 @@
+"""What derives from a declared tree."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from swerve import parallel
+from swerve.parallel import Parameter, ShardingRules
+from swerve.types import SwerveError
+
+TREE = {
+    "a": Parameter(shape=(8, 6), axes=("embed", "heads"), initialiser=parallel.scaled_normal(8)),
+    "inner": {"b": Parameter(shape=(6,), axes=(None,), initialiser=parallel.ones, dtype="bfloat16")},
+}
+
+
+def test_arrays_have_the_declared_shapes_and_types_and_do_not_depend_on_their_neighbours() -> None:
+    values = parallel.initialise(TREE, jax.random.key(0))
+    shapes = parallel.abstract(TREE)
+    assert jax.tree.structure(values) == jax.tree.structure(shapes)
+    jax.tree.map(lambda x, s: (x.shape, x.dtype) == (s.shape, s.dtype) or pytest.fail(str(s)), values, shapes)
+    alone = parallel.initialise({"a": TREE["a"]}, jax.random.key(0))
+    assert np.array_equal(alone["a"], values["a"])
+    assert parallel.num_parameters(TREE) == 54
+
+
+def test_stacked_slices_are_initialised_on_their_own() -> None:
+    stacked = parallel.stack(TREE, 3, "layers")
+    assert stacked["a"].axes == ("layers", "embed", "heads")
+    values = parallel.initialise(stacked, jax.random.key(0))["a"]
+    assert values.shape == (3, 8, 6)
+    assert not np.array_equal(values[0], values[1])
+
+
+def test_names_come_and_go() -> None:
+    named = parallel.flatten_names(TREE)
+    assert list(named) == ["a", "inner.b"]
+    assert parallel.unflatten_names(named) == TREE
+
+
+def test_first_step_sizes_lie_where_they_should() -> None:
+    steps = jax.nn.softplus(parallel.log_uniform_step(0.01, 0.1)(jax.random.key(0), (100,)))
+    assert 0.0099 < steps.min() < steps.max() < 0.1001
+    logs = parallel.uniform_log(0.5, 2.0)(jax.random.key(0), (100,))
+    assert 0.5 <= jnp.exp(logs).min() < jnp.exp(logs).max() <= 2.0
+
+
+MESH = AbstractMesh((4, 2, 1), ("fsdp", "tensor", "expert"))
+
+
+def test_rules_map_logical_axes_to_mesh_axes_that_split_something() -> None:
+    rules = ShardingRules(axes={"embed": ("fsdp", "expert"), "heads": ("tensor",)})
+    assert rules.spec(TREE["a"], MESH) == PartitionSpec("fsdp", "tensor")
+    assert ShardingRules(axes={"embed": (), "heads": ("expert",)}).spec(TREE["a"], MESH) == PartitionSpec(None, None)
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"embed": ("fsdp",)}, "no sharding rule for logical axis 'heads'"),
+        ({"embed": ("tensor",), "heads": ("tensor",)}, "'tensor' would split two dimensions"),
+        ({"embed": (), "heads": ("fsdp",)}, "size 6 does not divide over 4"),
+    ],
+)
+def test_rules_refuse_what_cannot_be(axes: dict[str, tuple[str, ...]], message: str) -> None:
+    with pytest.raises(SwerveError, match=message):
+        ShardingRules(axes=axes).spec(TREE["a"], MESH, "a")
+
+
+def test_a_declaration_needs_one_axis_per_dimension() -> None:
+    with pytest.raises(ValueError, match="cannot have axes"):
+        Parameter(shape=(2,), axes=(), initialiser=parallel.zeros)
+
+
+def test_tuning_twice_keeps_what_the_user_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=3 --xla_cpu_multi_thread_eigen=false")
+    parallel.tune_cpu()
+    parallel.tune_cpu()
+    assert os.environ["XLA_FLAGS"] == "--xla_backend_optimization_level=3 --xla_cpu_multi_thread_eigen=false"
