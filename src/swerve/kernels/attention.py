@@ -8,8 +8,6 @@ Legend: B rows, T queries, S keys, H query heads, K key heads, R = H / K, D head
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -67,9 +65,11 @@ def _scores(q: jax.Array, k: jax.Array, segments: jax.Array, start: int, end: in
     return jnp.where(seen[:, None, None], scores, _MASKED)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _blocked(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, block: int) -> jax.Array:
+def _blocked_output(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, block: int) -> jax.Array:
     return _blocked_forward(q, k, v, segments, block)[0]
+
+
+_blocked = jax.custom_vjp(_blocked_output, nondiff_argnums=(4,))
 
 
 def _blocked_forward(

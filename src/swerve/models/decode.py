@@ -182,7 +182,8 @@ def _delta(
     reach = jnp.full(x.shape[:2], config.linear_conv_kernel_dim, jnp.int32)  # histories of new rows are zeros
     inputs = layers.delta_inputs(params, x, valid, reach, cache.history, config)
     if time == 1:
-        mixed, state = kernels.delta_step(*(a[:, 0] for a in inputs[:5]), cache.state)
+        q, k, v, g, beta = (a[:, 0] for a in inputs[:5])
+        mixed, state = kernels.delta_step(q, k, v, g, beta, cache.state)
         mixed = mixed[:, None]
     elif execution.delta == "recurrent":
         mixed, state = kernels.delta_recurrent(*inputs[:5], jnp.zeros_like(valid), cache.state)

@@ -5,8 +5,6 @@ Legend: N tokens, M hidden width, V vocabulary.
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -66,8 +64,7 @@ def token_logprobs(
     return shifted(scores[0]), shifted(scores[1])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _scored(
+def _score(
     hidden_NM: jax.Array, weight_MV: jax.Array, targets_N: jax.Array, scale: jax.Array, chunk: int
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probability of each target and entropy, `[N]` each, `chunk` tokens at a time."""
@@ -85,10 +82,13 @@ def _scored(
     return lp.reshape(-1)[: len(targets_N)], entropy.reshape(-1)[: len(targets_N)]
 
 
+_scored = jax.custom_vjp(_score, nondiff_argnums=(4,))
+
+
 def _scored_forward(
     hidden: jax.Array, weight: jax.Array, targets: jax.Array, scale: jax.Array, chunk: int
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
-    out = _scored(hidden, weight, targets, scale, chunk)
+    out = _score(hidden, weight, targets, scale, chunk)
     return out, (hidden, weight, targets, scale, out[1])
 
 

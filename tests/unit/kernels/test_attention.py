@@ -22,9 +22,12 @@ def inputs() -> tuple[tuple[jax.Array, ...], jax.Array]:
     return (q, k, v), jnp.asarray(segments)
 
 
+Inputs = tuple[jax.Array, jax.Array, jax.Array]
+
+
 @functools.partial(jax.jit, static_argnums=0)
-def outcome(block: int, arrays: tuple[jax.Array, ...], segments: jax.Array) -> Any:
-    def loss(arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+def outcome(block: int, arrays: Inputs, segments: jax.Array) -> Any:
+    def loss(arrays: Inputs) -> tuple[jax.Array, jax.Array]:
         if block:
             out = kernels.packed_attention(*arrays, segments, block=block)
         else:

@@ -31,9 +31,12 @@ def inputs() -> tuple[tuple[jax.Array, ...], jax.Array, jax.Array]:
     return (q, k, values(ROWS, TIME, HEADS, VALUE_WIDTH), g, beta), jnp.asarray(starts), state
 
 
+Inputs = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
+
+
 @functools.partial(jax.jit, static_argnums=0)
-def outcome(chunk: int, arrays: tuple[jax.Array, ...], starts: jax.Array, state: jax.Array) -> Any:
-    def loss(arrays: tuple[jax.Array, ...], state: jax.Array) -> tuple[jax.Array, Any]:
+def outcome(chunk: int, arrays: Inputs, starts: jax.Array, state: jax.Array) -> Any:
+    def loss(arrays: Inputs, state: jax.Array) -> tuple[jax.Array, Any]:
         if chunk:
             out, last = kernels.delta_chunked(*arrays, starts, state, chunk=chunk)
         else:
