@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -214,27 +213,15 @@ SAVE_BIG = """
 """
 
 
-def run(script: str, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # pyright: ignore[reportCallIssue]
-        [sys.executable, "-c", textwrap.dedent(script), *arguments],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        timeout=120,
-        **options,  # pyright: ignore[reportArgumentType]
-    )
-
-
 def test_a_full_disk_is_the_machines_fault_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     """A limit on file size stands for the full disk: the write itself fails."""
 
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-
     script = textwrap.dedent(SAVE_BIG) + textwrap.dedent(
         """
-        store.save(1, params={}, optimizer={}, host={})
+        import resource
         from swerve.types import MachineError
+        store.save(1, params={}, optimizer={}, host={})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
         try:
             store.save(2, params=big, optimizer={}, host={})
         except MachineError as error:
@@ -242,7 +229,13 @@ def test_a_full_disk_is_the_machines_fault_and_leaves_the_last_checkpoint(tmp_pa
             sys.exit(error.exit_code)
         """
     )
-    done = run(script, str(tmp_path), preexec_fn=limit)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=120,
+    )
     assert done.returncode == 1, done.stderr
     assert "step_00000002: no space left for the checkpoint" in done.stdout
     assert done.stdout.count("\n") == 1

@@ -6,38 +6,47 @@ import sys
 import textwrap
 from pathlib import Path
 
-TRAIN = """
-    import sys
-    from trainer.samples import make_groups, make_trainer
-    from swerve.weights import digest
+import pytest
 
+from swerve.weights import digest
+
+from .samples import make_groups, make_trainer
+
+TRAIN = """
+    from trainer.test_determinism import train
+
+    print(train())
+"""
+
+
+def train() -> str:
+    """Digests of parameters and moments after three steps."""
     trainer = make_trainer()
     for step in range(3):
         trainer.step(trainer.prepare(make_groups(2 + step % 2)), learning_rate=1e-2)
     state = trainer.state()
-    print(digest(state.params), digest(state.optimizer))
-"""
+    return f"{digest(state.params)} {digest(state.optimizer)}"
 
 
-def test_two_processes_end_with_the_same_bits() -> None:
-    """Both compile for themselves, and compute with as many threads as there are cores."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent.parent)]),
-        "XLA_FLAGS": "",
-        "JAX_ENABLE_COMPILATION_CACHE": "0",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(TRAIN)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for _ in range(2)
-    ]
-    outputs = [process.communicate(timeout=280) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs[0][1]
-    assert len(outputs[0][0].split()[0]) == 64
-    assert outputs[0][0] == outputs[1][0]
+def train_elsewhere(**environment: str) -> str:
+    """The same in a fresh process that compiles everything itself."""
+    path = os.pathsep.join([*sys.path, str(Path(__file__).parent.parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(TRAIN)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path, "JAX_ENABLE_COMPILATION_CACHE": "0", **environment},
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_another_process_ends_with_the_same_bits() -> None:
+    assert train_elsewhere(JAX_DISABLE_MOST_OPTIMIZATIONS="1") == train()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_all_threads_and_optimisations_end_with_the_same_bits_every_time() -> None:
+    assert train_elsewhere(XLA_FLAGS="") == train_elsewhere(XLA_FLAGS="")
