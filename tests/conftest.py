@@ -7,6 +7,8 @@ of packages without JAX never import it.
 import os
 from pathlib import Path
 
+import hypothesis
+
 _ROOT = Path(__file__).resolve().parent.parent
 
 _ENVIRONMENT = {
@@ -25,3 +27,7 @@ _ENVIRONMENT = {
 
 for _name, _value in _ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
+
+# How long an example takes says what else the machine does, not whether the code is right.
+hypothesis.settings.register_profile("swerve", deadline=None)
+hypothesis.settings.load_profile("swerve")

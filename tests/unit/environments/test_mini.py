@@ -20,7 +20,10 @@ from swerve.types import EpisodeStatus
 DATA = Path(mini.__file__).parent.parent / "data"
 
 # The harness forks; here it may share a process with libraries that have started threads.
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
+]
 
 
 def shipped():

@@ -1,13 +1,8 @@
 from importlib import resources
 
 import pytest
-from hypothesis import settings
 
 from swerve.rendering import ConversationRenderer, Template, Tokenizer
-
-# A machine that is busy with other tests is no reason to fail.
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")
