@@ -58,6 +58,7 @@ def test_a_replacement_is_unambiguous_and_does_what_the_edit_does(seed):
     function = generate(random.Random(seed))
     found = replacement(function.broken, function.fix)
     assume(found is not None)
+    assert found is not None
     old, new = found
     assert function.broken.count(old) == 1
     assert function.broken.replace(old, new) == function.right
@@ -125,6 +126,7 @@ def test_the_tokens_are_those_of_an_episode(renderer):
     rng = random.Random(11)
     problem = break_anew(rng, CLAMP)
     made = demonstrate(rng, problem.broken, problem.fix, Noise(right_edit=0.0, give_up=0.0, invalid_edit=0.0))
+    assert made is not None
     sequence = render(renderer, made, 0.25)
     tokens = list(renderer.initial(made.problem))
     expected = [0.0] * len(tokens)
