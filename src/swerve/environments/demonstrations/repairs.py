@@ -11,14 +11,18 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from swerve.agents.editor import EDITED, NOTHING_TO_UNDO, UNDONE, ambiguous
+from swerve.agents.editor import CREATED, EDITED, NOTHING_TO_UNDO, UNDONE, ambiguous
 from swerve.environments.demonstrations.spans import replacement
 from swerve.environments.functions.mutations import Edit, apply, candidates
 from swerve.rendering import DemonstrationTurn
 
 FILE = "repair.py"
 MAX_NAME_CHARACTERS = 32
+
+Size = Literal["span", "line", "file"]
+Call = tuple[str, dict[str, str]]
 
 _ERRORS_OF_KIND: dict[str, tuple[str, ...]] = {
     "swap": ("TypeError", "AttributeError", "ValueError"),
@@ -131,7 +135,13 @@ def _imagine_names(rng: random.Random, name: str) -> list[str]:
 
 
 def demonstrate(
-    rng: random.Random, broken: str, fix: Edit, noise: Noise, test_names: Sequence[str] = ()
+    rng: random.Random,
+    broken: str,
+    fix: Edit,
+    noise: Noise,
+    test_names: Sequence[str] = (),
+    *,
+    size: Size = "span",
 ) -> Demonstration | None:
     """Demonstrate the repair of a function.
 
@@ -141,11 +151,12 @@ def demonstrate(
         fix: The edit that mends it.
         noise: How imperfect to be.
         test_names: Names of the visible tests; imagined if there are none.
+        size: What one edit rewrites: the smallest span, its line, or the file. The larger, the more is to be copied.
 
     Returns:
         The demonstration, or `None` where the fix cannot be written as one replacement.
     """
-    if replacement(broken, fix) is None:
+    if _rewrite(broken, fix, size) is None:
         return None
     right = apply(broken, fix)
     tests = ImaginedTests(rng, function_name(broken), fix.kind, test_names)
@@ -168,12 +179,12 @@ def demonstrate(
                 pool = [edit for edit in candidates(broken) if apply(broken, edit) != right]
                 rng.shuffle(pool)
             while pool and written is None:
-                written = replacement(broken, pool.pop())
+                written = _rewrite(broken, pool.pop(), size)
         if written is None:
-            solved, written = True, replacement(broken, fix)
+            solved, written = True, _rewrite(broken, fix, size)
         assert written is not None
-        calls = [_replace(*written), _run_tests()]
-        observations = [EDITED, tests.passing() if solved else tests.failing()]
+        calls = [written, _run_tests()]
+        observations = [CREATED if size == "file" else EDITED, tests.passing() if solved else tests.failing()]
         if len(turns) > 1:
             calls.insert(0, _undo())
             observations.insert(0, UNDONE if undoable else NOTHING_TO_UNDO)
@@ -186,23 +197,31 @@ def demonstrate(
                          weights=tuple(weights))  # fmt: skip
 
 
-def _view() -> tuple[str, dict[str, str]]:
+def _view() -> Call:
     return "str_replace_editor", {"command": "view", "path": FILE}
 
 
-def _replace(old: str, new: str) -> tuple[str, dict[str, str]]:
+def _rewrite(source: str, edit: Edit, size: Size) -> Call | None:
+    """The call that carries out an edit, or `None` where it cannot be written."""
+    if size == "file":
+        return "str_replace_editor", {"command": "create", "path": FILE, "file_text": apply(source, edit)}
+    written = replacement(source, edit, whole_line=size == "line")
+    return None if written is None else _replace(*written)
+
+
+def _replace(old: str, new: str) -> Call:
     return "str_replace_editor", {"command": "str_replace", "path": FILE, "old_str": old, "new_str": new}
 
 
-def _undo() -> tuple[str, dict[str, str]]:
+def _undo() -> Call:
     return "str_replace_editor", {"command": "undo_edit", "path": FILE}
 
 
-def _run_tests() -> tuple[str, dict[str, str]]:
+def _run_tests() -> Call:
     return "execute_bash", {"command": "./run_tests"}
 
 
-def _invalid_edit(rng: random.Random, source: str) -> tuple[tuple[str, dict[str, str]], str] | None:
+def _invalid_edit(rng: random.Random, source: str) -> tuple[Call, str] | None:
     """A replacement that the editor refuses because its text is ambiguous, with what the editor says."""
     words: Sequence[str] = sorted({word for word in source.replace("(", " ").split() if source.count(word) > 1})
     if not words:

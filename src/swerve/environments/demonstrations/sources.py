@@ -69,7 +69,10 @@ class Sources:
 
     def held_back_stream(self, renderer: ConversationRenderer, *, seed: int, max_tokens: int) -> DemonstrationStream:
         """A stream of held-back functions, for measuring."""
-        noise, mixture = Noise(invalid_edit=0.0), Mixture(mini_share=0.0, task_share=0.0, short_first=0)
+        noise, mixture = (
+            Noise(invalid_edit=0.0),
+            Mixture(mini_share=0.0, task_share=0.0, short_first=0, files_first=0, lines_first=0),
+        )
         return DemonstrationStream(
             renderer, self.held_back, seed=seed, noise=noise, mixture=mixture, max_tokens=max_tokens
         )

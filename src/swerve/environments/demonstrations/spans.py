@@ -10,7 +10,7 @@ _LEXEME = re.compile(r"[A-Za-z_]\w*|\d+|[ ]+|[<>=!+\-*/%&|^@:]+|.")
 _LEXEME_OR_BREAK = re.compile(_LEXEME.pattern + "|\n")
 
 
-def replacement(source: str, edit: Edit) -> tuple[str, str] | None:
+def replacement(source: str, edit: Edit, *, whole_line: bool = False) -> tuple[str, str] | None:
     """The smallest replacement of whole lexemes that carries out an edit and is unambiguous.
 
     The span starts as the lexemes that the edit touches and grows within its line, one lexeme to the left, one to the
@@ -20,6 +20,7 @@ def replacement(source: str, edit: Edit) -> tuple[str, str] | None:
     Args:
         source: Text of the file.
         edit: A change within one line.
+        whole_line: Begin with the line rather than with what the edit touches.
 
     Returns:
         `old_str` and `new_str`, or `None` where no span is unambiguous.
@@ -37,7 +38,7 @@ def replacement(source: str, edit: Edit) -> tuple[str, str] | None:
         if not neighbour:
             return None
         touched = sorted({*touched, *neighbour})
-    first, last = touched[0], touched[-1]
+    first, last = (0, len(solid) - 1) if whole_line else (touched[0], touched[-1])
     go_left = True
     while True:
         found = _cut(source, edit, solid[first][0], solid[last][1])

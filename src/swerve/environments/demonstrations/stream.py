@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from swerve.environments.demonstrations.corpus import CorpusFunction
-from swerve.environments.demonstrations.repairs import Demonstration, Noise, demonstrate
+from swerve.environments.demonstrations.repairs import Demonstration, Noise, Size, demonstrate
 from swerve.environments.functions.mutations import Edit, apply, sites
 from swerve.rendering import ConversationRenderer
 from swerve.types import Float32Array, Int32Array
@@ -60,11 +60,17 @@ class Mixture:
         mini_share: Part made of freshly generated functions.
         task_share: Part made of functions of training tasks, broken anew.
         short_first: Over this many positions the longest corpus function allowed grows to the full length.
+        files_first: Over this many positions the probability that a demonstration writes the whole file anew falls from
+            1 to 0.
+        lines_first: Likewise for replacing whole lines, among the demonstrations that do not write the file. What must
+            be copied is then most of an edit, and copying is learnt before choosing.
     """
 
     mini_share: float = 0.08
     task_share: float = 0.03
     short_first: int = 12_000
+    files_first: int = 4_000
+    lines_first: int = 12_000
 
 
 class DemonstrationStream:
@@ -124,13 +130,19 @@ class DemonstrationStream:
             position += len(self._order) // 2 + 1
 
     def _draw(self, rng: random.Random, position: int) -> Demonstration:
+        first = position
         while True:
             problem = self._broken_function(rng, position)
             if problem is not None:
-                made = demonstrate(rng, problem.broken, problem.fix, self._noise, problem.test_names)
+                size = self._size(rng, first)
+                made = demonstrate(rng, problem.broken, problem.fix, self._noise, problem.test_names, size=size)
                 if made is not None:
                     return made
             position += len(self._order) // 3 + 1
+
+    def _size(self, rng: random.Random, position: int) -> Size:
+        files, lines = rng.random() * self._mixture.files_first, rng.random() * self._mixture.lines_first
+        return "file" if files > position else "line" if lines > position else "span"
 
     def _broken_function(self, rng: random.Random, position: int) -> BrokenFunction | None:
         choice = rng.random()
