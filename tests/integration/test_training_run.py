@@ -77,6 +77,7 @@ class TestTrainingRun:
         wanted |= {f"pass_at_{k}_{when}" for k in (1, 4) for when in ("before", "after")}
         assert wanted <= summary.keys()
         assert summary["num_steps"] == NUM_STEPS
+        assert 0 < summary["first_reward_s"] < summary["seconds"]
         assert summary["evaluations"]["0"]["complete"]
         assert {path.name for path in undisturbed.iterdir()} >= {"recipe.toml", "provenance.json", "tensorboard"}
 

@@ -232,7 +232,8 @@ def load_template(name: str) -> Template:
 
 
 def prepare_jax() -> None:
-    """Set JAX up for this process: a persistent compilation cache under the user's cache directory."""
+    """Set JAX up for this process: memory as CPUs like it, and a compilation cache under the user's cache directory."""
+    importlib.import_module("swerve.parallel").tune_cpu()
     jax = importlib.import_module("jax")
     jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "jax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

@@ -42,7 +42,13 @@ def run_pretraining(
     tokenizer = Tokenizer.load(folder)
     renderer = ConversationRenderer(tokenizer, load_template(data.template))
     noise = Noise(**dataclasses.asdict(recipe.noise))
-    mixture = Mixture(mini_share=data.mini_share, task_share=data.task_share, short_first=data.short_first)
+    mixture = Mixture(
+        mini_share=data.mini_share,
+        task_share=data.task_share,
+        short_first=data.short_first,
+        files_first=data.files_first,
+        lines_first=data.lines_first,
+    )
     stream = sources.stream(
         renderer, seed=recipe.run.seed, noise=noise, mixture=mixture, max_tokens=data.context_length
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,7 @@ async def train(inputs: TrainingInputs, directory: RunDirectory, *, resume: bool
     from swerve.orchestrator import LoopRoles, TrainingLoop
     from swerve.weights import WeightsPublisher
 
+    started = time.perf_counter()
     recipe, policy = inputs.recipe, inputs.policy
     trainer = make_trainer(inputs)
     store = CheckpointStore(
@@ -134,6 +136,7 @@ async def train(inputs: TrainingInputs, directory: RunDirectory, *, resume: bool
                     ),
                     state,
                     save,
+                    started,
                 )
                 final = await loop.run()
         finally:

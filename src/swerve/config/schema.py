@@ -472,6 +472,9 @@ class PretrainData:
         mini_share: Part made of freshly generated functions.
         task_share: Part made of functions of training tasks, broken anew; the rest comes from the corpus.
         short_first: Demonstrations over which the longest function allowed grows to the full length.
+        files_first: Demonstrations over which the probability of writing the whole file anew falls from 1 to 0.
+        lines_first: Likewise for replacing whole lines, among those that do not write the file; what must be copied is
+            then most of an edit, and copying is learnt before choosing.
         num_held_back: Demonstrations of held-back corpus functions used for evaluation.
     """
 
@@ -482,6 +485,8 @@ class PretrainData:
     mini_share: Share = 0.08
     task_share: Share = 0.03
     short_first: CountOrZero = 12_000
+    files_first: CountOrZero = 4_000
+    lines_first: CountOrZero = 12_000
     num_held_back: CountOrZero = 192
 
     def contradictions(self) -> Contradictions:
@@ -530,7 +535,7 @@ class PretrainOptimizer:
     """
 
     kind: Literal["muon", "adamw"] = "muon"
-    learning_rate: PositiveFloat = 3e-3
+    learning_rate: PositiveFloat = 6e-3
     warmup_tokens: CountOrZero = 200_000
     decay_share: Share = 0.2
     final_share: Share = 0.1
@@ -556,16 +561,21 @@ class Pretraining:
         evaluate_every: Optimizer steps between evaluations.
         checkpoint_seconds: Wall-clock seconds between checkpoints.
         export_tokens: Token slots between exports of the policy; 0 exports at the end only.
+        embedding_std: Standard deviation of the embedding at the start; that of the head is this over the root of the
+            width.
+        recall_init: Begin with layers that look up what followed a token before.
     """
 
     num_tokens: Count = 30_000_000
     row_length: Count = 512
-    rows_per_micro_batch: Count = 16
-    micro_batches: tuple[tuple[CountOrZero, ...], ...] = ((0, 1), (12_000_000, 2))
+    rows_per_micro_batch: Count = 8
+    micro_batches: tuple[tuple[CountOrZero, ...], ...] = ((0, 1), (3_000_000, 2), (12_000_000, 4))
     log_every: Count = 20
     evaluate_every: Count = 200
     checkpoint_seconds: Seconds = 180.0
-    export_tokens: CountOrZero = 2_000_000
+    export_tokens: CountOrZero = 1_000_000
+    embedding_std: PositiveFloat = 0.5
+    recall_init: bool = True
 
     def contradictions(self) -> Contradictions:
         """The plan of micro-batches is one."""

@@ -38,6 +38,7 @@ class TrainingLoop:
         roles: Whom to do it with.
         state: Where to begin; a fresh one, or that of a checkpoint.
         save: Keeps the state after a step: called with the trainer at rest.
+        started: `time.perf_counter()` when the run, or its resumption, began; now by default.
     """
 
     def __init__(
@@ -48,7 +49,8 @@ class TrainingLoop:
         self._state = state
         self._save = save
         self._phases = PhaseTimer()
-        self._started = time.perf_counter()
+        self._started = time.perf_counter() if started is None else started
+        self._seconds_before = state.seconds
 
     @property
     def state(self) -> LoopState:
@@ -197,12 +199,13 @@ class TrainingLoop:
             self._roles.trajectories.append(step, purpose, trajectories)
 
     def _checkpoint(self) -> None:
+        self._state = dataclasses.replace(self._state, seconds=self._seconds())
         with self._phases.phase("checkpoint"):
-            self._save(dataclasses.replace(self._state, seconds=self._seconds()))
+            self._save(self._state)
 
     def _seconds(self) -> float:
         """Seconds of this run, those before a resume included."""
-        return self._state.seconds + time.perf_counter() - self._started
+        return self._seconds_before + time.perf_counter() - self._started
 
 
 def training_settings(recipe: TrainRecipe) -> EpisodeSettings:
