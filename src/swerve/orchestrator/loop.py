@@ -42,7 +42,12 @@ class TrainingLoop:
     """
 
     def __init__(
-        self, recipe: TrainRecipe, roles: LoopRoles, state: LoopState, save: Callable[[LoopState], None]
+        self,
+        recipe: TrainRecipe,
+        roles: LoopRoles,
+        state: LoopState,
+        save: Callable[[LoopState], None],
+        started: float | None = None,
     ) -> None:
         self._recipe = recipe
         self._roles = roles
