@@ -28,7 +28,7 @@ class Execution:
     delta_chunk: int = 16
     experts: Literal["sorted", "dense"] = "sorted"
     expert_block: int = 128
-    layers: Literal["scan", "unroll"] = "scan"
+    layers: Literal["scan", "unroll"] = "unroll"
     remat: bool = False
     logprob_chunk: int = 1024
 

@@ -33,5 +33,5 @@ def tune_cpu() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:  # musl
         return False
-    settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_ARENA_MAX, 1))
+    settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_ARENA_MAX, 1))
     return all(mallopt(name, value) == 1 for name, value in settings)

@@ -1,0 +1,1 @@
+"""Our model against other implementations of it."""
