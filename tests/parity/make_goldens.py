@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+import torch  # pyright: ignore[reportMissingImports]
 from sketch import sketch
-from transformers import DynamicCache, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
+from transformers import (  # pyright: ignore[reportMissingImports]
+    DynamicCache,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+)
 
 GOLDENS = Path(__file__).resolve().parent / "goldens"
 ROWS, TIME, PREFILL, LEFT = 3, 21, 13, 7
@@ -101,11 +105,11 @@ def randomise(model: torch.nn.Module) -> None:
             parameter.copy_(noise.to(torch.bfloat16).float())
 
 
-def expectations(model: torch.nn.Module, vocab_size: int) -> dict[str, np.ndarray]:
+def expectations(model: torch.nn.Module, vocab_size: int) -> dict[str, Any]:
     """Inputs, and what the model makes of them."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, vocab_size, (ROWS, TIME), generator=generator)
-    out: dict[str, np.ndarray] = {"tokens": tokens.numpy().astype(np.int32)}
+    out: dict[str, Any] = {"tokens": tokens.numpy().astype(np.int32)}
     logits = model(tokens).logits
     loss = torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, vocab_size), tokens[:, 1:].reshape(-1))
     loss.backward()
