@@ -93,40 +93,53 @@ def _blocked_backward(block: int, saved: tuple[jax.Array, ...], dout: jax.Array)
     q, k, v, segments, out, log = saved
     dout = lax.optimization_barrier(dout)
     dot = (dout * out).sum(-1, keepdims=True)
-    dq, dk, dv = [], jnp.zeros_like(k), jnp.zeros_like(v)
+    dq, dk_T, dv_T = [], jnp.zeros_like(_transposed(k)), jnp.zeros_like(_transposed(v))
     for start, end in _blocks(q.shape[3], block):
         here = slice(start, end)
-        flatten = lambda x: x.reshape(*x.shape[:2], -1, x.shape[-1])  # noqa: E731
         weights = jnp.exp(_scores(q, k, segments, start, end) - log[:, :, :, here])
-        dflat = flatten(dout[:, :, :, here])
+        dflat = _flat(dout[:, :, :, here])
         dweights = jnp.einsum("bktd,bksd->bkts", dflat, v[:, :, :end]).reshape(weights.shape)
-        dscores = flatten(weights * (dweights - dot[:, :, :, here]))
+        dscores = _flat(weights * (dweights - dot[:, :, :, here]))
         dq.append(jnp.einsum("bkts,bksd->bktd", dscores, k[:, :, :end]).reshape(q[:, :, :, here].shape))
-        dk = dk.at[:, :, :end].add(jnp.einsum("bkts,bktd->bksd", dscores, flatten(q[:, :, :, here])))
-        dv = dv.at[:, :, :end].add(jnp.einsum("bkts,bktd->bksd", flatten(weights), dflat))
-    return jnp.concatenate(dq, axis=3), dk, dv, None
+        # the small operand is transposed, not the scores
+        dk_T = dk_T.at[..., :end].add(_transposed(_flat(q[:, :, :, here])) @ dscores)
+        dv_T = dv_T.at[..., :end].add(_transposed(dflat) @ _flat(weights))
+    return jnp.concatenate(dq, axis=3), jnp.swapaxes(dk_T, -1, -2), jnp.swapaxes(dv_T, -1, -2), None
+
+
+def _flat(x: jax.Array) -> jax.Array:
+    """`[B, K, R, T, X]` to `[B, K, R * T, X]`."""
+    return x.reshape(*x.shape[:2], -1, x.shape[-1])
+
+
+def _transposed(x: jax.Array) -> jax.Array:
+    """The last two dimensions swapped, in memory."""
+    return lax.optimization_barrier(jnp.swapaxes(x, -1, -2))
 
 
 _blocked.defvjp(_blocked_forward, _blocked_backward)
 
 
-def cached_attention(q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, lengths_B: jax.Array) -> jax.Array:
+def cached_attention(q_BTHD: jax.Array, k_BKDS: jax.Array, v_BKSD: jax.Array, lengths_B: jax.Array) -> jax.Array:
     """Attention of the newest tokens to a cache that holds them already.
+
+    The cache lies as both products read it: keys by column, values by row.
 
     Args:
         q_BTHD: Queries, scaled, of tokens at positions `lengths .. lengths + T - 1`.
-        k_BSKD: Keys of all positions.
-        v_BSKD: Values of all positions.
+        k_BKDS: Keys of all positions.
+        v_BKSD: Values of all positions.
         lengths_B: int32, tokens before the first query of each row.
 
     Returns:
         `[B, T, H, D]`.
     """
     rows, time, heads, width = q_BTHD.shape
-    num_keys = k_BSKD.shape[2]
-    q = q_BTHD.reshape(rows, time, num_keys, heads // num_keys, width)
-    scores = jnp.einsum("btkrd,bskd->bkrts", q, k_BSKD)
+    num_keys, places = v_BKSD.shape[1:3]
+    q = jnp.transpose(q_BTHD.reshape(rows, time, num_keys, -1, width), (0, 2, 3, 1, 4))  # [B, K, R, T, D]
+    scores = (q.reshape(rows, num_keys, -1, width) @ k_BKDS).reshape(*q.shape[:4], places)
     last = lengths_B[:, None] + jnp.arange(time)[None]
-    seen = jnp.arange(k_BSKD.shape[1])[None, None] <= last[..., None]  # [B, T, S]
+    seen = jnp.arange(places)[None, None] <= last[..., None]  # [B, T, S]
     weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, _MASKED), axis=-1)
-    return jnp.einsum("bkrts,bskd->btkrd", weights, v_BSKD).reshape(q_BTHD.shape)
+    out = (weights.reshape(rows, num_keys, -1, places) @ v_BKSD).reshape(q.shape)
+    return jnp.transpose(out, (0, 3, 1, 2, 4)).reshape(rows, time, heads, width)

@@ -53,15 +53,16 @@ def _backward(saved: tuple[jax.Array, ...], dout: jax.Array) -> tuple[jax.Array 
     width, time = weight.shape[0], reach.shape[1]
     before = _weighted_sum(padded, weight, reach)
     gate = jax.nn.sigmoid(before)
-    dsum = lax.optimization_barrier(dout * gate * (1 + before * (1 - gate)))
-    dpadded = jnp.zeros_like(padded)
-    dweight = []
+    edge = width - 1
+    dsum = jnp.pad(dout * gate * (1 + before * (1 - gate)), ((0, 0), (edge, edge), (0, 0)))
+    dsum, seen = lax.optimization_barrier((dsum, jnp.pad(reach, ((0, 0), (edge, edge)), constant_values=-1)))
+    dpadded, dweight = jnp.zeros_like(padded), []
     for back in range(width):
-        here = jnp.where((reach >= back)[..., None], dsum, 0)
-        start = width - 1 - back
-        dpadded += jnp.pad(here * weight[None, None, start], ((0, 0), (start, back), (0, 0)))
-        dweight.append((here * padded[:, start : start + time]).sum((0, 1)))
-    return dpadded[:, width - 1 :], jnp.stack(dweight[::-1]), dpadded[:, : width - 1], None
+        ahead = slice(back, back + time + edge)  # where the input at each padded place is `back` places old
+        used = jnp.where((seen[:, ahead] >= back)[..., None], dsum[:, ahead], 0)
+        dpadded += used * weight[None, None, edge - back]
+        dweight.append((used * padded).sum((0, 1)))
+    return dpadded[:, edge:], jnp.stack(dweight[::-1]), dpadded[:, :edge], None
 
 
 _convolve.defvjp(_forward, _backward)

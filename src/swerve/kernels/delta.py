@@ -71,11 +71,12 @@ def delta_step(
         Outputs `[B, H, V]` and the new state.
     """
     repeats = v_BHV.shape[1] // k_BKP.shape[1]
-    q, k = jnp.repeat(q_BKP, repeats, axis=1)[..., None], jnp.repeat(k_BKP, repeats, axis=1)[..., None]
-    state = state_BHPV * jnp.exp(g_BH)[..., None, None]
-    correction = (v_BHV - (state * k).sum(2)) * beta_BH[..., None]
-    state = state + k * correction[:, :, None, :]
-    return (state * q).sum(2), state
+    q, k = jnp.repeat(q_BKP, repeats, axis=1), jnp.repeat(k_BKP, repeats, axis=1)
+    decay = jnp.exp(g_BH)[..., None]
+    read = jnp.stack([k, q], axis=2) @ state_BHPV  # the old state is read once, for the correction and for the output
+    correction = (v_BHV - decay * read[:, :, 0]) * beta_BH[..., None]
+    out = decay * read[:, :, 1] + (k * q).sum(-1, keepdims=True) * correction
+    return out, decay[..., None] * state_BHPV + k[..., None] * correction[:, :, None, :]
 
 
 def unit_lower_inverse(a: jax.Array) -> jax.Array:

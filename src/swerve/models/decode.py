@@ -19,7 +19,7 @@ from swerve.models.parameters import Params, unstack_blocks
 
 
 class AttentionCache(NamedTuple):
-    """Keys (normalised and rotated) and values of one attention layer, each `[B, S, K, D]`."""
+    """Keys (normalised and rotated) `[B, K, D, S]` and values `[B, K, S, D]` of one attention layer."""
 
     keys: jax.Array
     values: jax.Array
@@ -58,14 +58,16 @@ def init_state(
     Returns:
         The state.
     """
-    kv_shape = (batch, max_length, config.num_key_value_heads, config.head_dim)
+    heads, width = config.num_key_value_heads, config.head_dim
     state_shape = (
         batch, config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
     )  # fmt: skip
 
     def cache(layer: int) -> AttentionCache | DeltaCache:
         if config.is_attention_layer(layer):
-            return AttentionCache(jnp.zeros(kv_shape, dtype), jnp.zeros(kv_shape, dtype))
+            return AttentionCache(
+                jnp.zeros((batch, heads, width, max_length), dtype), jnp.zeros((batch, heads, max_length, width), dtype)
+            )
         return DeltaCache(layers.empty_history(config, batch, dtype), jnp.zeros(state_shape, jnp.float32))
 
     return DecodeState(jnp.zeros(batch, jnp.int32), tuple(cache(i) for i in range(config.num_hidden_layers)))
@@ -161,9 +163,9 @@ def _attend(
     """Write the new keys and values, then attend to all of them."""
     q, k, v = layers.attention_inputs(params, x, rotation, config)
     rows = jnp.arange(x.shape[0])[:, None]
-    where = jnp.where(valid, positions, cache.keys.shape[1])  # out of bounds: dropped
-    keys = cache.keys.at[rows, where].set(k, mode="drop")
-    values = cache.values.at[rows, where].set(v, mode="drop")
+    where = jnp.where(valid, positions, cache.keys.shape[3])  # out of bounds: dropped
+    keys = cache.keys.at[rows, :, :, where].set(k, mode="drop")
+    values = cache.values.at[rows, :, where].set(v, mode="drop")
     mixed = kernels.cached_attention(q, keys, values, positions[:, 0])
     return layers.attention_output(params, x, mixed), AttentionCache(keys, values)
 

@@ -50,5 +50,6 @@ def test_cached_queries_equal_the_last_of_a_packed_row() -> None:
     lengths = jnp.asarray([TIME - 3, 5], jnp.int32)
     rows = jnp.arange(ROWS)[:, None]
     where = lengths[:, None] + jnp.arange(3)[None]
-    out = kernels.cached_attention(q[rows, where], k, v, lengths)  # keys beyond a query's position are not seen
+    keys, values = jnp.transpose(k, (0, 2, 3, 1)), jnp.transpose(v, (0, 2, 1, 3))
+    out = kernels.cached_attention(q[rows, where], keys, values, lengths)  # keys beyond a query's position are not seen
     np.testing.assert_allclose(out, expected[rows, where], rtol=1e-5, atol=1e-6)
