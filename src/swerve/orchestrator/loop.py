@@ -11,6 +11,7 @@ been. An evaluation's outcome is part of the state: one that is done is not done
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -72,8 +73,12 @@ class TrainingLoop:
             SwerveError: Sampler and trainer disagree, no episode of a step could be played, or an update was refused.
         """
         recipe, last = self._recipe, self._recipe.training.num_steps
-        if recipe.evaluation.before and self._state.step == 0:
-            await self._evaluate()
+        compiling = asyncio.create_task(self._compile_ahead(), name="compile the trainer")
+        try:
+            if recipe.evaluation.before and self._state.step == 0:
+                await self._evaluate()
+        finally:
+            await compiling
         while self._state.step < last and self._seconds() < recipe.training.time_limit_s:
             await self._step()
             every = recipe.evaluation.every
@@ -85,6 +90,11 @@ class TrainingLoop:
             await self._evaluate()
         self._checkpoint()
         return self._state
+
+    async def _compile_ahead(self) -> None:
+        """Have the trainer's programs ready when the first step is."""
+        if self._state.step < self._recipe.training.num_steps:
+            await asyncio.to_thread(self._roles.trainer.warm_up)
 
     # ------------------------------------------------------------------------------------------------- one step
 

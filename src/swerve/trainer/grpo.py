@@ -132,6 +132,17 @@ class GrpoTrainer:
 
     # ------------------------------------------------------------------------------------------------- training
 
+    def warm_up(self) -> None:
+        """Compile every program, on padding, so that the first step does not wait; nothing changes.
+
+        It may run in a thread of its own while the trainer is not used otherwise.
+        """
+        padding = _to_device(self._untrained(()), self._shape)
+        accumulated = self._accumulate(self._params, self._reference, self._zeros(self._params), padding)
+        copies = jax.tree.map(jnp.copy, (self._params, self._moments))
+        self._score(self._params, padding, jnp.float32(self._temperature))
+        jax.block_until_ready(self._update(*copies, accumulated, jnp.float32(0.0)))
+
     def prepare(self, groups: Sequence[Group]) -> TrainingBatch:
         """Pack a step's groups for the weights as they are. Host work only.
 
@@ -269,19 +280,7 @@ class GrpoTrainer:
         Returns:
             float32 `[n]`; entry t is of `tokens[t]` given those before, entry 0 is 0.
         """
-        row, inside = np.zeros(self._shape, np.int32), np.zeros(self._shape, np.int32)
-        row[0, : len(tokens)] = tokens
-        inside[0, : len(tokens)] = 1
-        nothing = np.zeros(self._shape, np.float32)
-        micro_batch = PackedMicroBatch(
-            tokens=row,
-            segment_ids=inside,
-            positions=np.arange(self._row_length, dtype=np.int32) * inside,
-            loss_mask=nothing,
-            advantages=nothing,
-            behaviour_logprobs=nothing,
-            sequence_ids=inside - 1,
-        )
+        micro_batch = self._untrained(tokens)
         lp, _ = self._score(self._params, _to_device(micro_batch, self._shape), jnp.float32(1.0))
         return np.asarray(lp)[0, : len(tokens)]
 
@@ -335,6 +334,22 @@ class GrpoTrainer:
     @property
     def _shape(self) -> tuple[int, int]:
         return self._rows_per_micro_batch, self._row_length
+
+    def _untrained(self, tokens: Sequence[int]) -> PackedMicroBatch:
+        """A micro-batch with one sequence and nothing to train on."""
+        row, inside = np.zeros(self._shape, np.int32), np.zeros(self._shape, np.int32)
+        row[0, : len(tokens)] = tokens
+        inside[0, : len(tokens)] = 1
+        nothing = np.zeros(self._shape, np.float32)
+        return PackedMicroBatch(
+            tokens=row,
+            segment_ids=inside,
+            positions=np.arange(self._row_length, dtype=np.int32) * inside,
+            loss_mask=nothing,
+            advantages=nothing,
+            behaviour_logprobs=nothing,
+            sequence_ids=inside - 1,
+        )
 
     def _forward(
         self, params: Params, batch: _DeviceBatch, temperature: jax.Array | float

@@ -301,7 +301,14 @@ def test_a_step_moves_the_policy_towards_rewarded_tokens_and_leaves_the_router(o
     assert all(not value.any() for name, value in leaves(after.optimizer).items() if "router" in name)
 
 
-def test_a_run_compiles_each_program_once(one: GrpoTrainer) -> None:
+def test_a_run_compiles_each_program_once_and_ahead(one: GrpoTrainer) -> None:
+    before = one.state()
+    one.warm_up()
+    after = one.state()
+    assert after.version == before.version
+    for tree in ("params", "optimizer"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(after, tree), getattr(before, tree))
+    assert one.num_compiled == 2
     for step, num_groups in enumerate((1, 3, 2)):
         one.step(one.prepare(make_groups(num_groups)), learning_rate=RATE / (step + 1))
     assert one.num_compiled == 2  # whatever tests ran before
