@@ -8,7 +8,6 @@ A crash leaves either the old state or a temporary directory, which the next wri
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -17,7 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from swerve.types import MachineError, SwerveError
+from swerve.telemetry import force_to_disk, machine_faults, write_atomic
+from swerve.types import SwerveError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -47,31 +47,21 @@ def write_directory(target: Path, write: Callable[[Path], None], facts: Mapping[
     """
     temporary = target.with_name(f"{target.name}{_TEMPORARY}{os.getpid()}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        write(temporary)
-        files = {path.relative_to(temporary).as_posix(): path for path in temporary.rglob("*") if path.is_file()}
-        described = {name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for name, path in files.items()}
-        for path in files.values():
-            _sync(path)
-        manifest = {"format": FORMAT, **facts, "files": dict(sorted(described.items()))}
-        write_file(temporary / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
-        _sync(temporary)
-        _replace(temporary, target)
-        _sync(target.parent)
-    except OSError as error:
-        raise _machine_error(error, target) from error
+        with machine_faults(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            write(temporary)
+            files = {path.relative_to(temporary).as_posix(): path for path in temporary.rglob("*") if path.is_file()}
+            described = {name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for name, path in files.items()}
+            for path in files.values():
+                force_to_disk(path)
+            manifest = {"format": FORMAT, **facts, "files": dict(sorted(described.items()))}
+            write_atomic(temporary / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
+            _replace(temporary, target)
+            force_to_disk(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file and force it to disk."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -132,23 +122,9 @@ def _replace(temporary: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _sha256(path: Path) -> str:
     content = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):
             content.update(block)
     return content.hexdigest()
-
-
-def _machine_error(error: OSError, target: Path) -> MachineError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return MachineError(f"{target}: no space left for the checkpoint ({error.strerror}): free some, then resume")
-    return MachineError(f"{target}: the checkpoint cannot be written: {error.strerror or error}")

@@ -25,7 +25,6 @@ from swerve.checkpoint.files import (
     read_verified,
     remove_leftovers,
     write_directory,
-    write_file,
 )
 from swerve.parallel import flatten_names, unflatten_names
 
@@ -124,9 +123,9 @@ class CheckpointStore:
         """
 
         def write(directory: Path) -> None:
-            write_file(directory / _PARAMS, _encode(params))
-            write_file(directory / _OPTIMIZER, _encode(optimizer))
-            write_file(directory / _HOST, json.dumps(host, indent=1, sort_keys=True).encode())
+            (directory / _PARAMS).write_bytes(_encode(params))
+            (directory / _OPTIMIZER).write_bytes(_encode(optimizer))
+            (directory / _HOST).write_bytes(json.dumps(host, indent=1, sort_keys=True).encode())
 
         return self._write(_FULL, step, write, metric)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from swerve.environments import Environment, Grader, load_split, shipped_file
 from swerve.rendering import ConversationRenderer, Template, Tokenizer
 from swerve.rollout import EpisodeRoles
 from swerve.sandboxes import SandboxLimits, SandboxPool
-from swerve.telemetry import machine_faults
+from swerve.telemetry import write_atomic
 from swerve.types import SwerveError, Task
 
 if TYPE_CHECKING:
@@ -100,10 +99,10 @@ def save_policy(path: Path, policy: LoadedPolicy, params: Any) -> None:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy a policy's tokenizer beside weights."""
-    with machine_faults(target):
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(source / name, target / name)
+    """Copy a policy's tokenizer, as far as it has both files, beside weights."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if (source / name).is_file():
+            write_atomic(target / name, (source / name).read_bytes())
 
 
 def read_tasks(section: Tasks, num_validation: int = 0) -> TaskSets:

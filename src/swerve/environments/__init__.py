@@ -6,7 +6,10 @@ grader turns an agent's edit into a reward in a fresh sandbox.
 
 from swerve.environments.grading import Environment, Grader, GradeResult
 from swerve.environments.tasks import (
+    REPAIR_FILE,
     SPLITS,
+    find_task,
+    gold_text,
     load_split,
     load_tasks,
     save_tasks,
@@ -16,10 +19,13 @@ from swerve.environments.tasks import (
 )
 
 __all__ = [
+    "REPAIR_FILE",
     "SPLITS",
     "Environment",
     "GradeResult",
     "Grader",
+    "find_task",
+    "gold_text",
     "load_split",
     "load_tasks",
     "save_tasks",

@@ -6,17 +6,20 @@ the tasks alone: keys are sorted, mappings keep no order, and compression settin
 
 from __future__ import annotations
 
+import difflib
 import json
 import lzma
-import os
-import tempfile
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from swerve.types import Limits, MachineError, Mutation, Provenance, SwerveError, Task
+from swerve.telemetry import write_atomic
+from swerve.types import Limits, Mutation, Provenance, SwerveError, Task
 
 SPLITS = ("train", "validation")
+REPAIR_FILE = "repair.py"
+"""The workspace file that holds the function to repair."""
 
 _LIMIT_TYPES: Mapping[str, type] = {
     "max_turns": int,
@@ -140,7 +143,44 @@ def save_tasks(path: str | Path, tasks: Iterable[Task]) -> None:
     data = ("\n".join(lines) + "\n").encode()
     if path.name.endswith(".xz"):
         data = lzma.compress(data, format=lzma.FORMAT_XZ, check=lzma.CHECK_SHA256, preset=9)
-    _write_atomically(path, data)
+    write_atomic(path, data)
+
+
+def find_task(tasks: Iterable[Task], wanted: str, where: str) -> Task:
+    """The task of an id.
+
+    Args:
+        tasks: Among which.
+        wanted: The id.
+        where: Named in the complaint.
+
+    Raises:
+        SwerveError: There is none; the closest ids are named.
+    """
+    by_id = {task.id: task for task in tasks}
+    if wanted in by_id:
+        return by_id[wanted]
+    near = difflib.get_close_matches(wanted, by_id, n=3, cutoff=0.6) or list(by_id)[:1]
+    raise SwerveError(f"no task {wanted} in {where}; there is, for example, {', '.join(near)}")
+
+
+def gold_text(task: Task) -> str:
+    """The right text of a task's file: its workspace with the gold patch, of one hunk, applied.
+
+    Raises:
+        SwerveError: The patch does not apply.
+    """
+    lines, broken = task.gold_patch.splitlines(keepends=True), task.workspace.get(REPAIR_FILE, "")
+    hunk = re.match(r"@@ -(\d+)(?:,(\d+))? ", lines[2]) if len(lines) > 2 else None
+    if hunk is None:
+        raise SwerveError(f"task {task.id}: key gold_patch: not a unified diff of one hunk")
+    start, count = int(hunk[1]) - 1, int(hunk[2] or 1)
+    kept = broken.splitlines(keepends=True)
+    before = [line[1:] for line in lines[3:] if line[:1] in (" ", "-")]
+    if kept[start : start + count] != before:
+        raise SwerveError(f"task {task.id}: key gold_patch: does not fit the text of {REPAIR_FILE}")
+    after = [line[1:] for line in lines[3:] if line[:1] in (" ", "+")]
+    return "".join([*kept[:start], *after, *kept[start + count :]])
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
@@ -286,20 +326,3 @@ def _read_text(path: Path) -> str:
         raise SwerveError(f"{path}: not a whole xz file; fetch or write it again") from None
     except UnicodeDecodeError as error:
         raise SwerveError(f"{path}: not UTF-8 at byte {error.start}") from None
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        raise MachineError(f"{path}: cannot be written: {error.strerror}") from None

@@ -19,12 +19,13 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from swerve import parallel
 from swerve.models.config import Qwen35MoeConfig
 from swerve.models.parameters import Params, parameters, unstack_blocks
-from swerve.types import MachineError, SwerveError
+from swerve.telemetry import write_atomic
+from swerve.types import SwerveError
 
 _log = logging.getLogger(__name__)
 
@@ -85,12 +86,8 @@ def save_hf(
         kept = "float32" if name.endswith(_KEPT_IN_FLOAT32) else dtype
         wanted = _DTYPES[(dtypes or {}).get(name, kept)]
         tensors[name] = np.ascontiguousarray(value.astype(wanted))
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "config.json").write_text(json.dumps({**config.to_hf(), "dtype": dtype}, indent=2) + "\n")
-        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    except (OSError, SafetensorError) as error:
-        raise MachineError(f"{directory}: cannot write the model: {error}") from error
+    write_atomic(directory / "config.json", json.dumps({**config.to_hf(), "dtype": dtype}, indent=2) + "\n")
+    write_atomic(directory / "model.safetensors", save(tensors, metadata={"format": "pt"}))
 
 
 def read_config(directory: str | Path) -> Qwen35MoeConfig:

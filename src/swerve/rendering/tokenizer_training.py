@@ -21,6 +21,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from tokenizers import Tokenizer as _HfTokenizer
 
 from swerve.rendering.tokenizer import END_OF_TEXT, SPECIAL_TOKENS, TURN_END
+from swerve.telemetry import write_atomic
 from swerve.types import SwerveError
 
 _FUNCTIONS: Mapping[str, tuple[str, ...]] = {
@@ -130,7 +131,6 @@ def save_tokenizer(directory: Path, serialized: str, *, chat_template: str, cont
         chat_template: Text of the conversation's template.
         context_length: Tokens one conversation may hold.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": None,
@@ -141,8 +141,8 @@ def save_tokenizer(directory: Path, serialized: str, *, chat_template: str, cont
         "model_max_length": context_length,
         "chat_template": chat_template,
     }
-    (directory / "tokenizer.json").write_text(serialized, encoding="utf-8")
-    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_atomic(directory / "tokenizer.json", serialized)
+    write_atomic(directory / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
 
 
 def _between_whole_tokens(texts: Iterable[str]) -> Iterator[str]:

@@ -5,10 +5,10 @@ Whatever a run leaves on the disk is whole or absent, a full disk is one clear l
 
 from swerve.telemetry.files import (
     JsonLines,
+    force_to_disk,
     keep_json_lines,
     machine_faults,
     read_json_lines,
-    sync_directory,
     write_atomic,
     write_json,
 )
@@ -36,6 +36,7 @@ __all__ = [
     "TrajectoryLog",
     "choose_path",
     "collect_provenance",
+    "force_to_disk",
     "identity_digest",
     "keep_json_lines",
     "latest_path",
@@ -45,7 +46,6 @@ __all__ = [
     "read_metrics",
     "read_trajectories",
     "recipe_of",
-    "sync_directory",
     "trajectory_from_json",
     "trajectory_to_json",
     "write_atomic",

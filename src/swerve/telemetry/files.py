@@ -13,12 +13,12 @@ from typing import Any
 from swerve.types import MachineError, SwerveError
 
 _REMEDIES = {
-    errno.ENOSPC: "free some space, or choose another run.directory",
-    errno.EDQUOT: "free some space, or choose another run.directory",
+    errno.ENOSPC: "free some space, or choose another place",
+    errno.EDQUOT: "free some space, or choose another place",
     errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
-    errno.EROFS: "choose a run.directory that can be written",
-    errno.EACCES: "choose a run.directory that can be written",
-    errno.EPERM: "choose a run.directory that can be written",
+    errno.EROFS: "choose a place that can be written",
+    errno.EACCES: "choose a place that can be written",
+    errno.EPERM: "choose a place that can be written",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.EIO: "check the disk",
 }
@@ -45,8 +45,10 @@ def machine_faults(path: Path | str) -> Iterator[None]:
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Writes a file so that a reader, or a later run after a crash, sees the old content or the new, never a part.
 
+    Every file that others rely on is written here, with the permissions that the user's umask grants.
+
     Args:
-        path: The file; its folder exists.
+        path: The file; folders that are missing are made.
         data: Content; text is encoded as UTF-8.
 
     Raises:
@@ -54,6 +56,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with machine_faults(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:
                 file.write(data.encode() if isinstance(data, str) else data)
@@ -63,12 +66,12 @@ def write_atomic(path: Path, data: bytes | str) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        sync_directory(path.parent)
+        force_to_disk(path.parent)
 
 
-def sync_directory(path: Path) -> None:
-    """Forces a folder's entries to the disk, so that a file just renamed into it survives a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def force_to_disk(path: Path) -> None:
+    """Forces a file's content, or a folder's entries, to the disk, so that they survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from swerve.config import Difference, Recipe, diff, flatten, parse_recipe, render
-from swerve.telemetry.files import machine_faults, sync_directory, write_atomic, write_json
+from swerve.telemetry.files import force_to_disk, machine_faults, write_atomic, write_json
 from swerve.types import SwerveError
 
 RESUMABLE_CHANGES = (
@@ -106,7 +106,7 @@ class RunDirectory:
                     os.close(lock)
                     _refuse_used(path)
                     raise
-                sync_directory(path.parent)
+                force_to_disk(path.parent)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from safetensors.numpy import save
 
 from swerve import models
 from swerve.packing import plan_rows
+from swerve.telemetry import JsonLines, keep_json_lines, machine_faults, write_atomic
 from swerve.types import Float32Array, Int32Array, SwerveError
 
 Params = Any
@@ -338,12 +338,7 @@ class Pretrainer:
             "waiting": self.rows.waiting,
             "structure": _structure((self.params, self.opt_state)),
         }
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        with partial.open("wb") as stream:
-            stream.write(save(arrays, metadata={"pretrain": json.dumps(state)}))
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(path)
+        write_atomic(path, save(arrays, metadata={"pretrain": json.dumps(state)}))
 
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint.
@@ -472,13 +467,15 @@ def pretrain(
         Every metric line, after it was written.
     """
     settings = trainer.settings
-    directory.mkdir(parents=True, exist_ok=True)
-    state_path = directory / "state.safetensors"
+    with machine_faults(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    state_path, metrics_path = directory / "state.safetensors", directory / "metrics.jsonl"
     if state_path.is_file():
         trainer.restore(state_path)
+    keep_json_lines(metrics_path, lambda line: line["step"] <= trainer.num_steps)
     saved_at = logged_at = time.monotonic()
     logged_tokens, sums, num_summed = trainer.num_tokens, dict[str, float](), 0
-    with (directory / "metrics.jsonl").open("a", encoding="utf-8") as metrics:
+    with JsonLines(metrics_path) as metrics:
         while trainer.num_tokens < settings.num_tokens and not stop():
             exported = trainer.num_tokens // max(1, settings.export_tokens)
             numbers = trainer.step()
@@ -494,8 +491,7 @@ def pretrain(
                 line["tokens_per_s"] = (trainer.num_tokens - logged_tokens) / max(now - logged_at, 1e-9)
                 if evaluates:
                     line |= trainer.evaluate(held_back)
-                metrics.write(json.dumps(line) + "\n")
-                metrics.flush()
+                metrics.append(line)
                 yield line
                 logged_at, logged_tokens, sums, num_summed = time.monotonic(), trainer.num_tokens, {}, 0
             if export and settings.export_tokens and trainer.num_tokens // settings.export_tokens > exported:

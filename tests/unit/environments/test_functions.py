@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from swerve.environments import Grader, load_split, save_tasks
+from swerve.environments import REPAIR_FILE, Grader, gold_text, load_split, save_tasks
 from swerve.environments.functions import packages as packaging
 from swerve.environments.functions.baseline import baseline, count_passing, repairs
-from swerve.environments.functions.drafts import VISIBLE_FILE, confirm, gold_text, structure, verify
-from swerve.environments.functions.environment import REPAIR_FILE, FunctionsEnvironment
+from swerve.environments.functions.drafts import VISIBLE_FILE, confirm, structure, verify
+from swerve.environments.functions.environment import FunctionsEnvironment
 from swerve.environments.functions.mint import mint
 from swerve.environments.functions.mutations import apply, normalise_function, sites
 from swerve.environments.functions.recipe import MintRecipe

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swerve.environments import Grader, load_split, mini
+from swerve.environments import REPAIR_FILE, Grader, load_split, mini
 from swerve.environments.functions.mutations import apply
 from swerve.environments.mini import FAMILIES, MiniEnvironment, generate, harness, mint_mini
-from swerve.environments.mini.generator import REPAIR_FILE
 from swerve.environments.mini.templates import TEMPLATES
 from swerve.sandboxes import SandboxPool
 from swerve.types import EpisodeStatus

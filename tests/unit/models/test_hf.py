@@ -1,6 +1,7 @@
 """Hugging Face files: bit-exact there and back, every published layout, refusals by name."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,21 @@ def test_damaged_and_missing_files_are_one_clear_line(saved: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_the_machines_fault(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(MachineError, match="cannot write"):
+    with pytest.raises(MachineError, match="file/config.json: cannot be written: "):
         models.save_hf(tmp_path / "file", CONFIG, make_params())
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
+def test_files_have_the_permissions_the_umask_grants(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        models.save_hf(tmp_path, CONFIG, make_params())
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {
+        "config.json": mode,
+        "model.safetensors": mode,
+    }
 
 
 @pytest.mark.parametrize(

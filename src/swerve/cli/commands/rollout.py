@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 
 from swerve.cli.recipe_arguments import add_setting_arguments, overrides_from
 from swerve.config import TrainRecipe, read_recipe_as
-from swerve.types import SwerveError
 
 if TYPE_CHECKING:
-    from swerve.cli.composition import TaskSets
     from swerve.types import Task, Trajectory
 
 
@@ -35,33 +33,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plays it; exits with 0 whether or not the repair was right, and with 1 if the episode failed."""
     from swerve.cli.composition import read_tasks
+    from swerve.environments import find_task
     from swerve.telemetry import trajectory_to_json
 
     recipe = read_recipe_as(TrainRecipe, arguments.recipe, overrides_from(arguments))
-    task = find_task(read_tasks(recipe.tasks), arguments.task)
+    tasks = read_tasks(recipe.tasks)
+    task = tasks.validation[0]
+    if arguments.task != "first":
+        where = " or ".join(map(str, tasks.files))
+        task = find_task((*tasks.train, *tasks.validation), arguments.task, where)
     trajectory = asyncio.run(play(recipe, task, arguments.sample))
     if arguments.json:
         print(json.dumps(trajectory_to_json(trajectory)))
     else:
         print(describe(task, trajectory))
     return int(not trajectory.status.is_valid_sample)
-
-
-def find_task(tasks: TaskSets, wanted: str) -> Task:
-    """The task of an id, or the first held-out one for `first`.
-
-    Raises:
-        SwerveError: There is none; close ids are named.
-    """
-    if wanted == "first":
-        return tasks.validation[0]
-    by_id = {task.id: task for task in (*tasks.train, *tasks.validation)}
-    if wanted not in by_id:
-        import difflib
-
-        near = difflib.get_close_matches(wanted, by_id, n=3, cutoff=0.3)
-        raise SwerveError(f"no task {wanted} in {tasks.files[0]} or {tasks.files[1]}; close are {', '.join(near)}")
-    return by_id[wanted]
 
 
 async def play(recipe: TrainRecipe, task: Task, sample_index: int) -> Trajectory:

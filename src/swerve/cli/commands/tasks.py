@@ -120,9 +120,7 @@ def _verify(arguments: argparse.Namespace, tasks: Sequence[Task]) -> int:
 
 async def _grade_both(tasks: Sequence[Task]) -> dict[str, str]:
     from swerve.cli.composition import environment_of
-    from swerve.environments import Grader
-    from swerve.environments.functions.drafts import gold_text
-    from swerve.environments.functions.environment import REPAIR_FILE
+    from swerve.environments import REPAIR_FILE, Grader, gold_text
     from swerve.sandboxes import SandboxPool
 
     environment = environment_of(tasks)
@@ -145,12 +143,9 @@ async def _grade_both(tasks: Sequence[Task]) -> dict[str, str]:
 
 
 def _show(arguments: argparse.Namespace, tasks: Sequence[Task]) -> int:
-    from swerve.environments import task_to_json
+    from swerve.environments import find_task, task_to_json
 
-    found = [task for task in tasks if task.id == arguments.task]
-    if not found:
-        raise SwerveError(f"no task {arguments.task} in {arguments.tasks}: see swerve tasks stats, or add --tasks FILE")
-    task = found[0]
+    task = find_task(tasks, arguments.task, f"--tasks {arguments.tasks}")
     if arguments.json:
         print(json.dumps(task_to_json(task), indent=2))
         return 0

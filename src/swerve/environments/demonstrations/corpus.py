@@ -15,7 +15,6 @@ import hashlib
 import json
 import keyword
 import lzma
-import os
 import re
 import subprocess
 import sys
@@ -28,7 +27,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from swerve.config import cache_directory
 from swerve.environments.functions.mutations import normalise_function, sites
+from swerve.telemetry import machine_faults, write_atomic
 from swerve.types import MachineError, SwerveError
 
 LOCK_PATH = Path(__file__).with_name("corpus_lock.jsonl")
@@ -118,11 +119,6 @@ def read_lock(path: Path = LOCK_PATH) -> list[LockedWheel]:
     return wheels
 
 
-def default_cache_folder() -> Path:
-    """Folder for what can be rebuilt: `swerve` under the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swerve"
-
-
 def lock_wheels(folder: Path) -> list[LockedWheel]:
     """Describe the pure-Python wheels of a folder whose metadata names a permissive licence, by name.
 
@@ -175,7 +171,8 @@ def fetch(wheels: Iterable[LockedWheel], folder: Path) -> list[Path]:
         MachineError: pip could not fetch a wheel.
         SwerveError: A wheel's digest differs from the lock.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with machine_faults(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     wheels = list(wheels)
     missing = [wheel for wheel in wheels if not (folder / wheel.file).is_file()]
     if missing:
@@ -314,17 +311,14 @@ def load_corpus(held_out: Iterable[str], cache: Path | None = None, lock: Path =
     Returns:
         The functions, the same list for the same lock and held-out texts.
     """
-    cache = cache or default_cache_folder()
+    cache = cache or cache_directory()
     wheels = read_lock(lock)
     path = cache / f"corpus-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}.jsonl.xz"
     if not path.is_file():
         paths = fetch(wheels, cache / "wheels")
         functions = collect(_read_all(paths, [wheel.name for wheel in wheels]))
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        with lzma.open(partial, "wt", encoding="utf-8", preset=1) as stream:
-            for function in functions:
-                stream.write(json.dumps(asdict(function), sort_keys=True) + "\n")
-        partial.replace(path)
+        lines = "".join(json.dumps(asdict(function), sort_keys=True) + "\n" for function in functions)
+        write_atomic(path, lzma.compress(lines.encode(), preset=1))
     forbidden = {skeleton(text) for text in held_out}
     with lzma.open(path, "rt", encoding="utf-8") as stream:
         functions = [CorpusFunction(**json.loads(line)) for line in stream]

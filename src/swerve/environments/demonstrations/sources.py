@@ -15,11 +15,10 @@ from swerve.environments.demonstrations.repairs import Noise
 from swerve.environments.demonstrations.stream import BrokenFunction, DemonstrationStream, Mixture
 from swerve.environments.functions.packages import Package, SourceFunction, functions, packages, source_tree
 from swerve.environments.mini.generator import generate
-from swerve.environments.tasks import load_tasks
+from swerve.environments.tasks import REPAIR_FILE, gold_text, load_tasks
 from swerve.rendering import ConversationRenderer
 from swerve.types import Task
 
-REPAIR_FILE = "repair.py"
 HELD_BACK_SHARE = 0.01
 
 
@@ -78,16 +77,9 @@ class Sources:
         )
 
 
-def right_and_broken(task: Task) -> tuple[str, str]:
+def _right_and_broken(task: Task) -> tuple[str, str]:
     """Texts of a task's function, mended and as the agent finds it, without trailing newlines."""
-    broken = task.workspace[REPAIR_FILE].rstrip("\n")
-    if task.provenance is None:
-        raise ValueError(f"{task.id}: has no provenance to mend it by")
-    mutation = task.provenance.mutation
-    lines = broken.split("\n")
-    changed = [line[1:] for line in task.gold_patch.split("\n") if line.startswith("+") and not line.startswith("+++")]
-    lines[mutation.line - 1 : mutation.line] = changed
-    return "\n".join(lines), broken
+    return gold_text(task).rstrip("\n"), task.workspace[REPAIR_FILE].rstrip("\n")
 
 
 def _functions(package: Package) -> Iterator[SourceFunction]:
@@ -108,7 +100,7 @@ def load_sources(training: Iterable[Path], held_out: Iterable[Path], *, cache: P
     """
     train = [task for path in training for task in load_tasks(path)]
     kept_out = [task for path in held_out for task in load_tasks(path)]
-    texts = {task.id: right_and_broken(task) for task in [*train, *kept_out]}
+    texts = {task.id: _right_and_broken(task) for task in [*train, *kept_out]}
     secret = {skeleton(text) for task in kept_out for text in texts[task.id]}
     task_functions = [
         (texts[task.id][0], tuple(test.partition(":")[0] for test in task.visible_tests))

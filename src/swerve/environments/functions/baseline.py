@@ -15,11 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swerve.environments.functions.drafts import gold_text
-from swerve.environments.functions.environment import REPAIR_FILE, FunctionsEnvironment
+from swerve.environments.functions.environment import FunctionsEnvironment
 from swerve.environments.functions.mutations import apply, candidates
 from swerve.environments.grading import Grader
+from swerve.environments.tasks import REPAIR_FILE, gold_text
 from swerve.sandboxes import SandboxLimits, SandboxPool
+from swerve.telemetry import write_atomic
 from swerve.types import MachineError, Task
 
 _NUM_CONCURRENT = 2
@@ -107,8 +108,7 @@ def count_passing(tasks: Sequence[Task], cache_file: Path | None = None) -> dict
     if missing:
         known |= asyncio.run(_count_passing(missing))
         if cache_file is not None:
-            cache_file.parent.mkdir(parents=True, exist_ok=True)
-            cache_file.write_text(json.dumps(known, sort_keys=True, indent=0) + "\n", "utf-8")
+            write_atomic(cache_file, json.dumps(known, sort_keys=True, indent=0) + "\n")
     return {task.id: known[task.id] for task in tasks}
 
 

@@ -10,12 +10,13 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
-from swerve.environments.functions.environment import FAMILY, REPAIR_FILE, FunctionsEnvironment, image_name
+from swerve.environments.functions.environment import FAMILY, FunctionsEnvironment, image_name
 from swerve.environments.functions.harness import display_name
 from swerve.environments.functions.mutations import Edit, apply, line_of, parse
 from swerve.environments.functions.packages import Package, SourceFunction, source_tree, test_source
 from swerve.environments.functions.recipe import MintRecipe, rank
 from swerve.environments.grading import Grader
+from swerve.environments.tasks import REPAIR_FILE, gold_text
 from swerve.sandboxes import SandboxLimits, SandboxPool
 from swerve.types import Limits, Mutation, Provenance, Task
 
@@ -109,16 +110,6 @@ def _diff(before: str, after: str) -> str:
         before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{REPAIR_FILE}", f"b/{REPAIR_FILE}"
     )
     return "".join(lines)
-
-
-def gold_text(task: Task) -> str:
-    """The right text of a task's function: its workspace with the gold patch applied."""
-    patched = [line[1:] for line in task.gold_patch.splitlines(keepends=True)[2:] if line[0] in " +"]
-    broken = task.workspace[REPAIR_FILE].splitlines(keepends=True)
-    header = next(line for line in task.gold_patch.splitlines() if line.startswith("@@"))
-    first, _, count = header.split()[1][1:].partition(",")
-    start = int(first) - 1
-    return "".join([*broken[:start], *patched, *broken[start + int(count or 1) :]])
 
 
 def few_per_function(drafts: list[Task], recipe: MintRecipe) -> list[Task]:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from swerve.environments.functions.packages import Package, modules, packages, source_tree
+from swerve.environments.tasks import REPAIR_FILE
 from swerve.sandboxes import Mount, SandboxImage
 from swerve.types import Provenance, SwerveError, Task
 
 FAMILY = "functions"
 HARNESS_FILE = Path(__file__).with_name("harness.py")
-REPAIR_FILE = "repair.py"
 TREE_DIR = "/opt/package"
 """Where a package's source tree is mounted; hidden once the package is loaded."""
 

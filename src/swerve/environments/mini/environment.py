@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swerve.environments.mini.generator import FAMILY, IMAGE, REPAIR_FILE
+from swerve.environments.mini.generator import FAMILY, IMAGE
+from swerve.environments.tasks import REPAIR_FILE
 from swerve.sandboxes import SandboxImage
 from swerve.types import SwerveError, Task
 

@@ -25,11 +25,11 @@ from swerve.environments.mini.templates import (
     TEMPLATES,
     FunctionTemplate,
 )
+from swerve.environments.tasks import REPAIR_FILE
 from swerve.types import Limits, Mutation, Provenance, Task
 
 FAMILY = "mini"
 IMAGE = "mini"
-REPAIR_FILE = "repair.py"
 VISIBLE_FILE = "test_visible.py"
 NUM_VISIBLE, NUM_HIDDEN = 3, 5
 MAX_LINES_RUN = 4000
