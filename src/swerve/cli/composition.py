@@ -160,6 +160,9 @@ def _mini(tasks: Sequence[Task]) -> Environment:
 _ENVIRONMENTS: dict[str, Callable[[Sequence[Task]], Environment]] = {"functions": _functions, "mini": _mini}
 
 
+_BACKENDS = {"bubblewrap": SandboxPool}
+
+
 def make_engine(policy: LoadedPolicy, rollout: Rollout, version: int = 0, params: Any = None) -> EmbeddedEngine:
     """The embedded engine for a policy.
 
@@ -209,7 +212,8 @@ async def episode_roles(
     environment = environment_of(tasks)
     renderer = ConversationRenderer(tokenizer, load_template(recipe.agent.template))
     try:
-        async with SandboxPool(environment.images(), sandbox_limits(recipe.sandbox)) as pool:
+        start = _BACKENDS[recipe.sandbox.backend]
+        async with start(environment.images(), sandbox_limits(recipe.sandbox)) as pool:
             truncated = recipe.evaluation.top_p < 1.0
             compiling = [asyncio.to_thread(engine.warmup)]
             compiling += [asyncio.to_thread(engine.warmup, truncated=True)] if truncated else []

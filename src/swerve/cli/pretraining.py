@@ -10,20 +10,41 @@ from typing import Any
 from swerve.cli.composition import copy_tokenizer, load_template, policy_directory
 from swerve.config import PretrainRecipe, cache_directory
 from swerve.environments import shipped_file
-from swerve.environments.demonstrations import Mixture, Noise, load_sources
+from swerve.environments.demonstrations import Mixture, Noise, Sources, load_sources
 from swerve.models import Qwen35MoeConfig, save_hf
 from swerve.rendering import ConversationRenderer, Tokenizer
 from swerve.telemetry import RunDirectory
 from swerve.trainer.pretrain import Pretrainer, PretrainSettings, pretrain
 
 
+def read_sources(recipe: PretrainRecipe, say: Callable[[str], None]) -> Sources:
+    """What the policy imitates.
+
+    Args:
+        recipe: What to do.
+        say: Takes a line for the user.
+    """
+    say("reading the corpus (the first time it is downloaded and parsed, which takes minutes)")
+    families = recipe.data.families
+    return load_sources(
+        [shipped_file(family, "train") for family in families],
+        [shipped_file(family, "validation") for family in families],
+        cache=cache_directory(),
+    )
+
+
 def run_pretraining(
-    recipe: PretrainRecipe, directory: RunDirectory, say: Callable[[str], None], stop: Callable[[], bool]
+    recipe: PretrainRecipe,
+    sources: Sources,
+    directory: RunDirectory,
+    say: Callable[[str], None],
+    stop: Callable[[], bool],
 ) -> Path | None:
     """Imitate until the recipe's number of tokens.
 
     Args:
         recipe: What to do.
+        sources: What to imitate.
         directory: Of the run, held; goes on from the state in it.
         say: Takes a line for the user.
         stop: Asked after each step; true ends the run early, resumably.
@@ -32,12 +53,6 @@ def run_pretraining(
         Directory of the finished policy's Hugging Face files, or `None` if the run was ended early.
     """
     data = recipe.data
-    say("reading the corpus (the first time it is downloaded and parsed, which takes minutes)")
-    sources = load_sources(
-        [shipped_file(family, "train") for family in data.families],
-        [shipped_file(family, "validation") for family in data.families],
-        cache=cache_directory(),
-    )
     folder = policy_directory(data.tokenizer)
     tokenizer = Tokenizer.load(folder)
     renderer = ConversationRenderer(tokenizer, load_template(data.template))

@@ -70,6 +70,11 @@ def read_inputs(recipe: TrainRecipe) -> TrainingInputs:
             "trajectories of the present weights only: set it to 0"
         )
     tasks = read_tasks(recipe.tasks, recipe.evaluation.num_tasks)
+    if recipe.rollout.prompts_per_step > len(tasks.train):
+        raise SwerveError(
+            f"rollout.prompts_per_step = {recipe.rollout.prompts_per_step}: {tasks.files[0]} holds only "
+            f"{len(tasks.train)} tasks, and none is asked twice in one step: lower it"
+        )
     return TrainingInputs(recipe=recipe, tasks=tasks, policy=load_policy(recipe.policy, recipe.run.seed))
 
 

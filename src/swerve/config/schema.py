@@ -24,6 +24,14 @@ from swerve.config.constraints import (
 Contradictions = Iterator[tuple[str, str]]
 
 
+def _without_effect(section: object, read: bool, why: str, *keys: str) -> Contradictions:
+    """Complaints about settings of a section that were changed although nothing reads them."""
+    defaults = type(section)()
+    for key in keys:
+        if not read and getattr(section, key) != getattr(defaults, key):
+            yield key, f"has no effect with {why}: remove it"
+
+
 # ------------------------------------------------------------------------------------------------- every recipe
 
 
@@ -211,10 +219,11 @@ class Algorithm:
             steer it; `clip`, `dual_clip`, `no_clip`, `cispo`, `gspo` are the published surrogates.
         clip_low: Clipping below 1, where the loss clips.
         clip_high: Clipping above 1, where the loss clips.
-        dual_clip: Bound of the ratio for negative advantages, with `dual_clip`.
+        dual_clip: Bound of the ratio for negative advantages, with the loss `dual_clip`.
         importance: What corrects for the difference of trainer and sampler: `sequence_mask` drops sequences
-            whose mean ratio is outside the gate and weighs the rest by token, `token` caps each token's
-            weight at `importance_cap`, `none` does nothing.
+            whose mean ratio is outside the gate and weighs the rest by token (only `forced_on_policy` does; the
+            surrogates carry the ratio themselves), `token` caps each token's weight at `importance_cap`, `none` does
+            nothing.
         sequence_gate_low: A sequence below it is dropped, with `sequence_mask`.
         sequence_gate_high: A sequence above it is dropped, with `sequence_mask`.
         importance_cap: Largest weight of a token, with `token`.
@@ -247,7 +256,7 @@ class Algorithm:
     max_logprob_gap: PositiveFloat = 1e-3
 
     def contradictions(self) -> Contradictions:
-        """Gates have an inside, and no ratio is applied twice."""
+        """No ratio is applied twice, and nothing is set that its loss does not read."""
         if self.importance == "token" and self.loss != "forced_on_policy":
             yield (
                 "importance",
@@ -256,6 +265,20 @@ class Algorithm:
             )
         if self.loss == "gspo" and self.normaliser == "token":
             yield "normaliser", 'must be "sequence" with loss = "gspo", whose ratio is one per sequence'
+        clips = self.loss in ("clip", "dual_clip", "cispo", "gspo")
+        gates = self.importance == "sequence_mask"
+        yield from _without_effect(self, clips, f'loss = "{self.loss}"', "clip_low", "clip_high")
+        yield from _without_effect(self, self.loss == "dual_clip", f'loss = "{self.loss}"', "dual_clip")
+        importance = f'importance = "{self.importance}"'
+        yield from _without_effect(self, gates, importance, "sequence_gate_low", "sequence_gate_high")
+        yield from _without_effect(self, self.importance == "token", importance, "importance_cap")
+        yield from _without_effect(self, self.kl_coefficient > 0, "kl_coefficient = 0", "kl_estimator")
+        if self.loss == "gspo" and gates:
+            beyond = "lies beyond the sequence gate, which drops such sequences first: narrow it, or write "
+            if 1 - self.clip_low < self.sequence_gate_low:
+                yield "clip_low", beyond + 'importance = "none"'
+            if 1 + self.clip_high > self.sequence_gate_high:
+                yield "clip_high", beyond + 'importance = "none"'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -331,6 +354,10 @@ class Evaluation:
     after: bool = True
     every: CountOrZero = 0
 
+    def contradictions(self) -> Contradictions:
+        """The most likely token is drawn from no set."""
+        yield from _without_effect(self, self.temperature > 0, "temperature = 0", "top_p")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainRecipe:
@@ -384,6 +411,12 @@ class TrainRecipe:
                 "packing.row_length",
                 f"must be at least rollout.context_length = {self.rollout.context_length}: "
                 "a trajectory is never cut to fit a row",
+            )
+        granted = max(self.agent.command_timeout_s, self.agent.test_timeout_s)
+        if self.sandbox.cpu_s < granted:
+            yield (
+                "sandbox.cpu_s",
+                f"would cut the {granted:g} s that agent.command_timeout_s and agent.test_timeout_s grant: raise it",
             )
         if self.tasks.num_train and self.rollout.prompts_per_step > self.tasks.num_train:
             yield (
@@ -493,6 +526,8 @@ class PretrainData:
         """Parts fit into the whole."""
         if self.mini_share + self.task_share > 1:
             yield "mini_share", f"and task_share = {self.task_share} are more than the whole: lower one"
+        if self.task_share and "functions" not in self.families:
+            yield "task_share", 'must be 0 without "functions" in families: only such tasks are broken anew'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -545,6 +580,10 @@ class PretrainOptimizer:
     weight_decay: NonNegativeFloat = 0.05
     max_grad_norm: PositiveFloat = 1.0
     router_weight: NonNegativeFloat = 0.01
+
+    def contradictions(self) -> Contradictions:
+        """Muon has a momentum; Adam has none."""
+        yield from _without_effect(self, self.kind == "muon", f'kind = "{self.kind}"', "momentum")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,8 +17,6 @@ from swerve.sandboxes import (
     CallCrashedError,
     CallExitedError,
     CallTimeoutError,
-    Sandbox,
-    SandboxFileError,
     SandboxImage,
     SandboxPool,
 )
@@ -90,32 +88,23 @@ class Grader:
         self._pool = pool
         self._environment = environment
 
-    async def collect(self, sandbox: Sandbox, task: Task) -> dict[str, str]:
-        """Read the agent's work out of its sandbox: the editable files that exist and are text."""
-        files = {}
-        for path in self._environment.editable_files(task):
-            try:
-                files[path] = await sandbox.read_file(path)
-            except SandboxFileError:
-                continue
-        return files
-
-    async def grade(self, task: Task, files: Mapping[str, str]) -> GradeResult:
+    async def grade(self, task: Task, files: Mapping[str, str], timeout_s: float | None = None) -> GradeResult:
         """Judge a workspace.
 
         Args:
             task: The task attempted.
             files: Workspace path to text; all but the editable ones are ignored.
+            timeout_s: Wall-clock seconds of the tests; the task's own limit by default.
 
         Returns:
             The verdict. Only programming errors are raised.
         """
         editable = self._environment.editable_files(task)
         payload = self._environment.grade_payload(task, {path: files[path] for path in editable if path in files})
-        error = ""
+        limit, error = task.limits.test_timeout_s if timeout_s is None else timeout_s, ""
         for _ in range(_NUM_TRIES):
             try:
-                result = await self._call(task, payload)
+                result = await self._call(task, payload, limit)
             except CallTimeoutError:
                 return GradeResult(reward=0.0, status=EpisodeStatus.GRADER_TIMEOUT)
             except (CallCrashedError, CallExitedError) as lost:
@@ -127,10 +116,10 @@ class Grader:
             return judge(task, result)
         return GradeResult(reward=None, status=EpisodeStatus.ERROR, error=f"{task.id}: cannot be graded: {error}")
 
-    async def _call(self, task: Task, payload: Any) -> Any:
+    async def _call(self, task: Task, payload: Any, timeout_s: float) -> Any:
         sandbox = await self._pool.start(self._environment.image_for(task))
         try:
-            return await sandbox.call("grade", payload, task.limits.test_timeout_s)
+            return await sandbox.call("grade", payload, timeout_s)
         finally:
             await sandbox.close()
 

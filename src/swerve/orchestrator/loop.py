@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,9 +24,9 @@ from swerve.orchestrator.roles import LoopRoles
 from swerve.orchestrator.state import LoopState
 from swerve.rollout import EpisodeSettings, ProgressCallback, collect, tool_call_warning
 from swerve.rollout import Progress as RolloutProgress
-from swerve.telemetry import PhaseTimer
+from swerve.telemetry import PhaseTimer, ThroughputMeter
 from swerve.trainer import StepStats, TrainingBatch, check_gap, learning_rate_at, make_group
-from swerve.types import Limits, SamplingParams, Trajectory
+from swerve.types import EpisodeStatus, Limits, MachineError, SamplingParams, Trajectory
 
 EVALUATION_SEED = 20_260_101
 """Seeds every evaluation of every run alike, so that two evaluations differ by the policies alone."""
@@ -55,6 +56,7 @@ class TrainingLoop:
         self._state = state
         self._save = save
         self._phases = PhaseTimer()
+        self._throughput = ThroughputMeter()
         self._started = time.perf_counter() if started is None else started
         self._seconds_before = state.seconds
 
@@ -70,7 +72,8 @@ class TrainingLoop:
             The final state.
 
         Raises:
-            SwerveError: Sampler and trainer disagree, no episode of a step could be played, or an update was refused.
+            SwerveError: Sampler and trainer disagree, or an update was refused.
+            MachineError: No episode of a task, or of a step or an evaluation, could be played.
         """
         recipe, last = self._recipe, self._recipe.training.num_steps
         compiling = asyncio.create_task(self._compile_ahead(), name="compile the trainer")
@@ -100,6 +103,7 @@ class TrainingLoop:
 
     async def _step(self) -> None:
         self._phases.lap()
+        self._throughput.interval()
         start = time.perf_counter()
         number = self._state.step + 1
         groups_of = self._recipe.rollout
@@ -118,6 +122,7 @@ class TrainingLoop:
             )
         trajectories = [one for group in attempts for one in group]
         self._log_trajectories(number, "train", trajectories)
+        check_played(f"step {number}", attempts)
         stats, batch = self._train(attempts)
         with self._phases.phase("refit"):
             self._roles.publisher.publish(self._roles.trainer.params, self._roles.trainer.version)
@@ -148,13 +153,13 @@ class TrainingLoop:
     def _report(
         self, stats: StepStats, batch: TrainingBatch, trajectories: Sequence[Trajectory], seconds: float
     ) -> None:
-        num_tokens = sum(one.tokens.size for one in trajectories)
+        self._throughput.add("tokens", sum(one.tokens.size for one in trajectories))
+        self._throughput.add("slots_with_padding", batch.packed.stats.num_slots)
         numbers: dict[str, Any] = {
             **{name: value for name, value in stats.scalars().items() if name != "step"},
             "reward": stats.batch.reward_mean,
             "num_failed_episodes": stats.batch.num_invalid,
-            "tokens_per_s": num_tokens / seconds,
-            "slots_with_padding_per_s": batch.packed.stats.num_slots / seconds,
+            **self._throughput.interval(),
             "step_s": seconds,
         }
         numbers.update({f"phase_s/{name}": value for name, value in self._phases.lap().items()})
@@ -186,6 +191,7 @@ class TrainingLoop:
         order = {task.id: place for place, task in enumerate(tasks)}
         kept_in_order = sorted(kept.values(), key=lambda one: (order[one.task_id], one.sample_index))
         self._log_trajectories(step, "evaluation", kept_in_order)
+        check_played(f"evaluation after step {step}", [kept_in_order])
         summary = report.summary()
         self._state = dataclasses.replace(self._state, evaluations={**self._state.evaluations, step: summary})
         self._roles.metrics.log(step, evaluation_metrics(report))
@@ -221,6 +227,31 @@ class TrainingLoop:
     def _seconds(self) -> float:
         """Seconds of this run, those before a resume included."""
         return self._seconds_before + time.perf_counter() - self._started
+
+
+def check_played(what: str, groups: Sequence[Sequence[Trajectory]]) -> None:
+    """End a run that waits for, or trains on, what cannot be played.
+
+    Args:
+        what: Named in the complaint.
+        groups: Attempts, retried as often as the recipe allows, that belong together.
+
+    Raises:
+        MachineError: A whole group failed for reasons of infrastructure, or no attempt at all has a verdict. Names the
+            most frequent cause.
+    """
+    for group in groups:
+        if group and all(one.status is EpisodeStatus.ERROR for one in group):
+            task = f" of task {group[0].task_id}" if len({one.task_id for one in group}) == 1 else ""
+            raise MachineError(f"{what}: each of the {len(group)} episodes{task} failed: {_usual_cause(group)}")
+    everything = [one for group in groups for one in group]
+    if everything and not any(one.status.is_valid_sample for one in everything):
+        raise MachineError(f"{what}: none of the {len(everything)} episodes has a verdict: {_usual_cause(everything)}")
+
+
+def _usual_cause(trajectories: Sequence[Trajectory]) -> str:
+    ((cause, count),) = Counter(f"{one.status.value}: {one.error}" for one in trajectories).most_common(1)
+    return cause if count == len(trajectories) else f"{count} times {cause}"
 
 
 def training_settings(recipe: TrainRecipe) -> EpisodeSettings:

@@ -73,8 +73,8 @@ class Verdict(Protocol):
 class Grades(Protocol):
     """What an episode needs of a grader."""
 
-    async def grade(self, task: Task, files: Mapping[str, str]) -> Verdict:
-        """Grade the workspace files that the agent left, in a sandbox of the grader's own."""
+    async def grade(self, task: Task, files: Mapping[str, str], timeout_s: float) -> Verdict:
+        """Grade the workspace files that the agent left, in a sandbox of the grader's own, within some seconds."""
         ...
 
 
@@ -85,12 +85,14 @@ class EpisodeSettings:
     Attributes:
         sampling: How the policy's tokens are drawn.
         limits: Used in place of each task's own limits, unless `None`.
-        max_observation_characters: Longer observations lose their middle, and say so.
+        max_observation_characters: Longer observations lose their middle, and say so. `None` is as many as the
+            policy's context has tokens: code takes a token for every two to three characters, so one observation fills
+            less than half of the context, and an agent that asked for too much can go on.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     limits: Limits | None = None
-    max_observation_characters: int = 2000
+    max_observation_characters: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +152,9 @@ async def run_episode(
     reward: float | None = None
     test_statuses: Mapping[str, str] = {}
     if status.is_valid_sample:
-        status, reward, test_statuses, error = await _grade(task, files, status, roles.grader, transcript)
+        status, reward, test_statuses, error = await _grade(
+            task, files, status, limits.test_timeout_s, roles.grader, transcript
+        )
     tokens, sampled, logprobs, versions = transcript.arrays()
     return Trajectory(
         task_id=task.id,
@@ -189,7 +193,7 @@ async def _play(
         toolbox = Toolbox(
             sandbox,
             command_timeout_s=limits.command_timeout_s,
-            max_observation_characters=settings.max_observation_characters,
+            max_observation_characters=settings.max_observation_characters or roles.policy.context_length,
         )
         agent = CodeActAgent(roles.renderer, settings.sampling, max_turns=limits.max_turns)
         budget = asyncio.timeout(limits.episode_timeout_s)
@@ -224,12 +228,17 @@ async def _read_files(sandbox: Sandbox, paths: Sequence[str]) -> dict[str, str]:
 
 
 async def _grade(
-    task: Task, files: Mapping[str, str], status: EpisodeStatus, grader: Grades, transcript: Transcript
+    task: Task,
+    files: Mapping[str, str],
+    status: EpisodeStatus,
+    timeout_s: float,
+    grader: Grades,
+    transcript: Transcript,
 ) -> tuple[EpisodeStatus, float | None, Mapping[str, str], str]:
     """Status, reward, test statuses and error of a finished episode."""
     start = time.perf_counter()
     try:
-        verdict = await grader.grade(task, files)
+        verdict = await grader.grade(task, files, timeout_s)
     except (SwerveError, OSError) as failure:
         return EpisodeStatus.ERROR, None, {}, _one_line(failure)
     finally:

@@ -96,6 +96,22 @@ def strict_json(value: object) -> object:
             return value
 
 
+def append_whole(descriptor: int, data: bytes) -> None:
+    """Adds to a file by one system call; where it takes only a part, the file is left as it was.
+
+    Raises:
+        OSError: The disk is full or failed.
+    """
+    size = os.fstat(descriptor).st_size
+    try:
+        if os.write(descriptor, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, size)
+        raise
+
+
 class JsonLines:
     """A file of JSON objects, one a line, that only grows.
 
@@ -131,17 +147,9 @@ class JsonLines:
         text = json.dumps(strict_json(dict(record)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         data = text.encode() + b"\n"
         with machine_faults(self.path):
-            size = os.fstat(self._descriptor).st_size
-            try:
-                written = os.write(self._descriptor, data)
-                if written < len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                if self._durable:
-                    os.fdatasync(self._descriptor)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(self._descriptor, size)
-                raise
+            append_whole(self._descriptor, data)
+            if self._durable:
+                os.fdatasync(self._descriptor)
 
     def close(self) -> None:
         """Closes the file; idempotent."""

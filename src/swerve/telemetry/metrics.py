@@ -7,12 +7,14 @@ A step is the number of optimizer steps done; 0 is before the first. Every consu
 `log`, so no two of them can count differently.
 """
 
+import os
+import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from swerve.telemetry.files import JsonLines, keep_json_lines, machine_faults, read_json_lines
+from swerve.telemetry.files import JsonLines, append_whole, keep_json_lines, machine_faults, read_json_lines
 
 Scalar = float | int | str | bool | None
 
@@ -108,7 +110,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class TensorBoardSink:
-    """Writes metrics as TensorBoard event files."""
+    """Writes metrics as TensorBoard event files, in the thread that logs: a full disk is met where it can be told."""
 
     def __init__(self, directory: Path, resume_step: int | None = None) -> None:
         """Opens a new event file.
@@ -116,23 +118,47 @@ class TensorBoardSink:
         Args:
             directory: Folder of the event files.
             resume_step: As for `Metrics`; TensorBoard then hides what older files hold of later steps.
-        """
-        from tensorboardX import SummaryWriter  # takes a while to import, and many commands need none
 
-        self._path = directory
-        with machine_faults(directory):
-            self._writer = SummaryWriter(
-                str(directory), purge_step=None if resume_step is None else resume_step + 1, write_to_disk=True
-            )
+        Raises:
+            MachineError: It cannot be written.
+        """
+        from tensorboardX.proto.event_pb2 import Event, SessionLog  # takes a while to import; many commands need none
+
+        self._path = directory / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
+        with machine_faults(self._path):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if resume_step is not None:
+            self._append(Event(step=resume_step + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def log(self, step: int, values: Mapping[str, Scalar]) -> None:
-        """Takes the numbers among the values."""
-        with machine_faults(self._path):
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    self._writer.add_scalar(name, value, step)
+        """Takes the numbers among the values.
+
+        Raises:
+            MachineError: The disk is full; the file holds what it held before.
+        """
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
+        now = time.time()
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        self._append(*(Event(wall_time=now, step=step, summary=scalar(name, x)) for name, x in numbers.items()))
 
     def close(self) -> None:
-        """Flushes and closes; idempotent."""
+        """Closes the file; idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _append(self, *events: Any) -> None:
         with machine_faults(self._path):
-            self._writer.close()
+            append_whole(self._descriptor, b"".join(_framed(event.SerializeToString()) for event in events))
+
+
+def _framed(data: bytes) -> bytes:
+    """A record of an event file: length, its checksum, content, its checksum."""
+    from tensorboardX.record_writer import masked_crc32c
+
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))

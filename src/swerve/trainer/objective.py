@@ -83,19 +83,16 @@ class Sums(NamedTuple):
 
 
 def check_algorithm(algorithm: Algorithm) -> None:
-    """Refuse settings that would weigh a token twice by the same ratio.
+    """Refuse settings that contradict each other, also where no recipe was read.
 
     Args:
         algorithm: The loss and its correction.
 
     Raises:
-        SwerveError: A surrogate that carries the ratio itself is combined with a weight per token.
+        SwerveError: Two settings contradict each other.
     """
-    if algorithm.loss != "forced_on_policy" and algorithm.importance == "token":
-        raise SwerveError(
-            f'algorithm.importance = "token" would apply the trainer/sampler ratio twice with algorithm.loss = '
-            f'"{algorithm.loss}", whose surrogate carries it: use "none" or "sequence_mask" (then only the gate acts)'
-        )
+    for key, text in algorithm.contradictions():
+        raise SwerveError(f"algorithm.{key} = {getattr(algorithm, key)} {text}")
 
 
 def micro_batch_objective(algorithm: Algorithm, scored: Scored, context_length: int) -> tuple[jax.Array, Sums]:

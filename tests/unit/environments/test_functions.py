@@ -226,7 +226,7 @@ def test_editing_the_tests_changes_nothing(bench: Bench, sampled: list[Task]) ->
             await sandbox.write_file("test_visible.py", "def test_ok():\n    pass\n")
             await sandbox.write_file("run_tests", "#!/bin/sh\necho all passed\n", 0o755)
             after = await sandbox.exec("./run_tests", 20)
-            files = await bench.grader.collect(sandbox, task)
+            files = {path: await sandbox.read_file(path) for path in bench.environment.editable_files(task)}
         finally:
             await sandbox.close()
         return before.output, after.output, await bench.grader.grade(task, files)

@@ -128,7 +128,7 @@ def test_damaged_and_missing_files_are_one_clear_line(saved: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_the_machines_fault(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(MachineError, match="file/config.json: cannot be written: "):
+    with pytest.raises(MachineError, match=r"file/config\.json: cannot be written: "):
         models.save_hf(tmp_path / "file", CONFIG, make_params())
 
 

@@ -74,6 +74,7 @@ class IncrementEnvironment:
     def __init__(self, pool):
         self.pool = pool
         self.num_graded = 0
+        self.timeout_s = 0.0
         self.outcome = None
 
     def image_for(self, task):
@@ -85,8 +86,9 @@ class IncrementEnvironment:
     def prepare_payload(self, task):
         return {"files": dict(task.workspace)}
 
-    async def grade(self, task, files):
+    async def grade(self, task, files, timeout_s):
         self.num_graded += 1
+        self.timeout_s = timeout_s
         if isinstance(self.outcome, Exception):
             raise self.outcome
         if self.outcome is not None:

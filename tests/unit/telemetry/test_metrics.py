@@ -1,8 +1,13 @@
 """One step axis for every number and every display; rates over the interval they were counted in."""
 
 import io
+import struct
+import subprocess
+import sys
 
 import pytest
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.record_writer import masked_crc32c
 
 from swerve.telemetry import Metrics, PhaseTimer, TensorBoardSink, ThroughputMeter, open_progress, read_metrics
 
@@ -64,13 +69,55 @@ def test_a_resumed_run_drops_what_it_will_do_again(tmp_path):
     assert [(record["step"], record["reward"]) for record in read_metrics(path)] == [(0, 0), (1, 1), (2, 2), (3, 30)]
 
 
+def records(path):
+    """Events of a TensorBoard file, checksums verified."""
+    data = path.read_bytes()
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        assert struct.unpack("<I", data[8:12]) == (masked_crc32c(data[:8]),)
+        content, data = data[12 : 12 + length], data[12 + length :]
+        assert struct.unpack("<I", data[:4]) == (masked_crc32c(content),)
+        data = data[4:]
+        event = Event()
+        event.ParseFromString(content)
+        yield event
+
+
 def test_tensorboard_takes_the_numbers(tmp_path):
     sink = TensorBoardSink(tmp_path / "tb", resume_step=3)
-    sink.log(4, {"reward": 0.5, "cause": "text"})
+    sink.log(4, {"reward": 0.5, "cause": "text", "phase_s/train": 2})
     sink.close()
-    (events,) = (tmp_path / "tb").iterdir()
-    assert b"reward" in events.read_bytes()
-    assert b"cause" not in events.read_bytes()
+    sink.close()
+    (path,) = (tmp_path / "tb").iterdir()
+    first, purge, *scalars = records(path)
+    assert first.file_version == "brain.Event:2"
+    assert (purge.step, purge.session_log.status) == (4, SessionLog.START)
+    found = [(event.step, event.summary.value[0].tag, event.summary.value[0].simple_value) for event in scalars]
+    assert found == [(4, "reward", 0.5), (4, "phase_s/train", 2.0)]
+
+
+def test_a_full_disk_ends_tensorboard_with_one_line_and_whole_records(tmp_path):
+    """In a process of its own, for the limit on file sizes stays; a thread that writes would hang the run instead."""
+    code = f"""
+import resource
+from pathlib import Path
+from swerve.telemetry import TensorBoardSink
+from swerve.types import MachineError
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+sink = TensorBoardSink(Path({str(tmp_path)!r}))
+try:
+    for step in range(100):
+        sink.log(step, {{"a": 1.0, "b": 2.0}})
+except MachineError as error:
+    print(error)
+sink.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout.count("cannot be written"), done.stderr) == (1, "")
+    (path,) = tmp_path.iterdir()
+    steps = [event.step for event in records(path)][1:]
+    assert steps == sorted([*range(len(steps) // 2)] * 2)
+    assert len(steps) > 4
 
 
 class Clock:

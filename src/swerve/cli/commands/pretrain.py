@@ -22,6 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", type=Path, metavar="DIR", help="with --resume: the run directory to go on with")
 
 
+def say(line: str) -> None:
+    """Shows one line at once."""
+    print(line, flush=True)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Pre-trains, or prints what would be done."""
     recipe = recipe_from(arguments, PretrainRecipe)
@@ -32,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     from swerve.telemetry import RunDirectory, choose_path, collect_provenance, latest_path
 
     prepare_jax()
-    from swerve.cli.pretraining import run_pretraining
+    from swerve.cli.pretraining import read_sources, run_pretraining
 
     stopping: list[int] = []
     if arguments.resume:
@@ -43,7 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: stopping.append(received))
     try:
-        finished = run_pretraining(recipe, directory, lambda line: print(line, flush=True), lambda: bool(stopping))
+        sources = read_sources(recipe, say)
+        finished = run_pretraining(recipe, sources, directory, say, lambda: bool(stopping))
     finally:
         directory.close()
     if finished is None:

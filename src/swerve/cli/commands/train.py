@@ -12,6 +12,7 @@ from pathlib import Path
 
 from swerve.cli.recipe_arguments import add_recipe_arguments, dry_run_text, recipe_from
 from swerve.config import TrainRecipe
+from swerve.types import MachineError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
         directory = RunDirectory.create(choose_path(recipe, arguments.recipe), recipe, provenance)
     try:
         result = asyncio.run(train(inputs, directory, resume=arguments.resume))
+    except MachineError as error:
+        if not recipe.checkpoint.full:
+            raise
+        again = f"swerve train {arguments.recipe} ... --resume --run {directory.path}"
+        raise MachineError(f"{error}; then go on with {again}") from error
     finally:
         directory.close()
     print("\n".join(closing_lines(result, directory.path, arguments.recipe)))
