@@ -1,7 +1,9 @@
 """Whole runs of `swerve train`, each a process of its own, with the shipped policy on generated tasks."""
 
+import dataclasses
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from swerve.environments import load_tasks, save_tasks, shipped_file
 from swerve.telemetry import read_metrics, read_trajectories
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "mini.toml"
@@ -36,8 +39,8 @@ def command(*words: object, **settings: object) -> list[str]:
     return [sys.executable, "-m", "swerve.cli", "train", str(RECIPE), *options, *map(str, words)]
 
 
-def finish(words: list[str], **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, capture_output=True, text=True, timeout=280, **options)
+def finish(words: list[str], timeout: float = 280) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, timeout=timeout)
 
 
 def digest(run: Path) -> dict[str, object]:
@@ -143,6 +146,28 @@ class TestTrainingRun:
         assert "params.safetensors" in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
 
+    @pytest.mark.slow
+    def test_a_full_disk_is_one_clear_line_and_the_run_goes_on_once_there_is_space(self, undisturbed, tmp_path):
+        """In a user namespace of its own: one checkpoint fits on the disk, a second one does not."""
+        size = sum(path.stat().st_size for path in (undisturbed / "checkpoints" / "step_00000001").iterdir())
+        words = command(run__directory=tmp_path, run__name="full")
+        run = tmp_path / "full"
+        resume = shlex.join([sys.executable, "-m", "swerve.cli", "train", str(run / "recipe.toml"), "--resume"])
+        script = (
+            f"mount -t tmpfs -o size={size * 3 // 2} none {tmp_path}\n{shlex.join(words)}\necho rc=$?\n"
+            f"find {run} -name '*tmp*'\nls {run}/checkpoints\n"
+            f"mount -o remount,size={size * 8} {tmp_path}\n{resume} --run {run} >/dev/null\necho rc=$?\n"
+            f"{sys.executable} -m swerve.cli checkpoint digest {run} --json\n"
+        )
+        done = finish(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script], timeout=1800)
+        *told, line = [line for line in done.stderr.splitlines() if line.startswith("swerve: ")]
+        assert told == []
+        assert f"{run}/checkpoints/step_00000002: cannot be written: No space left on device: free some space" in line
+        assert line.endswith(f"then go on with swerve train {run}/recipe.toml --resume --run {run}")
+        first, checkpoint, second, *found = done.stdout.splitlines()
+        assert (first, checkpoint, second) == ("rc=1", "step_00000001", "rc=0")
+        assert json.loads("\n".join(found))["params"] == digest(undisturbed)["params"]
+
 
 def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 250
@@ -157,6 +182,26 @@ def assert_nothing_left(marker: str) -> None:
     while left := leftovers(marker):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
+
+
+@pytest.mark.xdist_group("training")
+def test_tasks_that_never_start_end_the_run_with_their_cause(tmp_path):
+    files = {}
+    for split in ("train", "validation"):
+        tasks = load_tasks(shipped_file("mini", split))[:3]
+        files[split] = tmp_path / f"{split}.jsonl"
+        save_tasks(files[split], [dataclasses.replace(task, image="nowhere") for task in tasks])
+    chosen = {"tasks__family": "files", "tasks__num_train": 0, "rollout__prompts_per_step": 3}
+    chosen |= {f"tasks__{split}_file": path for split, path in files.items()}
+    words = command(
+        run__directory=tmp_path, run__name="r", evaluation__num_tasks=0, evaluation__before="false", **chosen
+    )
+    done = finish(words)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("swerve: ")]
+    assert "step 1: each of the 4 episodes of task" in line
+    assert "nowhere" in line
+    assert not (tmp_path / "r" / "summary.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -292,6 +292,8 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _read(directory: Path, manifest: Mapping[str, Any]) -> Checkpoint:
+    if not isinstance(manifest.get("step"), int):
+        raise TornCheckpointError(f"{directory}: the manifest names no step: resume from an earlier checkpoint")
     return Checkpoint(
         step=manifest["step"],
         params=_decode(read_verified(directory, _PARAMS, manifest)),

@@ -42,6 +42,21 @@ def test_an_empty_recipe_is_all_defaults(write):
     assert read_recipe(write('kind = "pretrain"')) == PretrainRecipe()
 
 
+def test_the_loss_of_an_empty_recipe_is_the_benchmarks(write):
+    recipe = read_recipe(write('kind = "train"'))
+    assert isinstance(recipe, TrainRecipe)
+    loss = recipe.algorithm
+    assert (loss.advantage, loss.loss, loss.importance, loss.normaliser) == (
+        "leave_one_out",
+        "forced_on_policy",
+        "sequence_mask",
+        "token",
+    )
+    assert (loss.sequence_gate_low, loss.sequence_gate_high) == (0.999, 1.002)
+    assert (loss.logprob_error_threshold, loss.overlong_filter) == (2.0, True)
+    assert (loss.clip_low, loss.clip_high, loss.kl_coefficient) == (0.2, 0.28, 0.0)
+
+
 def test_values_are_taken_and_integers_are_numbers(write):
     recipe = read_recipe(write('kind = "train"\n[rollout]\ntemperature = 2\n[training]\ntime_limit_s = inf\n'))
     assert isinstance(recipe, TrainRecipe)
@@ -85,6 +100,11 @@ def test_values_are_taken_and_integers_are_numbers(write):
             "r.toml: rollout.generations_per_prompt = 2 must be at least 3 with algorithm.advantage",
         ),
         (
+            "[agent]\ntest_timeout_s = 60",
+            "r.toml: sandbox.cpu_s = 20 would cut the 60 s that agent.command_timeout_s and agent.test_timeout_s",
+        ),
+        ("[evaluation]\ntemperature = 0\ntop_p = 0.9", "r.toml: evaluation.top_p = 0.9 has no effect with temperature"),
+        (
             "[packing]\nrow_length = 256",
             "r.toml: packing.row_length = 256 must be at least rollout.context_length",
         ),
@@ -93,6 +113,46 @@ def test_values_are_taken_and_integers_are_numbers(write):
 def test_each_fault_is_one_line_with_key_value_and_remedy(write, body, line):
     found = problems(write(f'kind = "train"\n{body}\n'))
     assert found[0].startswith(line), found
+
+
+@pytest.mark.parametrize(
+    ("body", "keys"),
+    [
+        ('importance = "token"\nloss = "clip"', ["importance"]),
+        ('importance = "token"\nloss = "gspo"\nnormaliser = "sequence"', ["importance"]),
+        ('loss = "gspo"\nimportance = "none"', ["normaliser"]),
+        ('loss = "gspo"\nnormaliser = "sequence"', ["clip_low", "clip_high"]),
+        ('loss = "gspo"\nnormaliser = "sequence"\nclip_low = 3e-4\nclip_high = 4e-4', []),
+        ('loss = "gspo"\nnormaliser = "sequence"\nimportance = "none"', []),
+        ('loss = "clip"\ndual_clip = 4.0', ["dual_clip"]),
+        ('loss = "dual_clip"\ndual_clip = 4.0\nclip_high = 0.3', []),
+        ("clip_low = 0.1", ["clip_low"]),
+        ('loss = "no_clip"\nclip_high = 0.3', ["clip_high"]),
+        ("importance_cap = 3.0", ["importance_cap"]),
+        ('importance = "token"\nimportance_cap = 3.0', []),
+        ('importance = "none"\nsequence_gate_low = 0.9', ["sequence_gate_low"]),
+        ('kl_estimator = "k1"', ["kl_estimator"]),
+        ('kl_estimator = "k1"\nkl_coefficient = 0.1', []),
+    ],
+)
+def test_no_setting_of_the_loss_is_without_effect(write, body, keys):
+    """What the loss chosen does not read, or would apply twice, is refused rather than ignored."""
+    path = write(f'kind = "train"\n[algorithm]\n{body}\n')
+    if not keys:
+        read_recipe(path)
+        return
+    assert [line.split()[1].removeprefix("algorithm.") for line in problems(path)] == keys
+
+
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        ('[optimizer]\nkind = "adamw"\nmomentum = 0.9', "optimizer.momentum"),
+        ('[data]\nfamilies = ["mini"]', "data.task_share"),
+    ],
+)
+def test_no_setting_of_pretraining_is_without_effect(write, body, key):
+    assert problems(write(f'kind = "pretrain"\n{body}\n'))[0].startswith(f"r.toml: {key} ")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +166,8 @@ def test_lists_within_lists_are_checked(write, value):
 
 def test_lists_come_from_the_command_line_too(write):
     recipe = read_recipe(
-        write('kind = "pretrain"'), {"training.micro_batches": "[[0, 3]]", "data.families": '["mini"]'}
+        write('kind = "pretrain"'),
+        {"training.micro_batches": "[[0, 3]]", "data.families": '["mini"]', "data.task_share": "0"},
     )
     assert isinstance(recipe, PretrainRecipe)
     assert recipe.training.micro_batches == ((0, 3),)

@@ -41,6 +41,15 @@ def test_logprob_is_of_the_scaled_distribution() -> None:
     assert (tokens == 0).any()
 
 
+def test_the_log_probability_is_that_of_the_token_drawn() -> None:
+    """Whatever is drawn: neither the first entry's nor the most likely one's."""
+    logits = np.array([0.0, 1.0, 0.5])
+    expected = logits - np.log(np.exp(logits).sum())
+    tokens, logprobs = draw(logits.tolist(), 64, rows(64))
+    assert set(tokens) == {0, 1, 2}
+    np.testing.assert_allclose(logprobs, expected[tokens], atol=1e-5)
+
+
 def test_temperature_zero_is_certain() -> None:
     tokens, logprobs = draw([0.0, 3.0, 2.9], 32, rows(32, temperature=0.0))
     assert (tokens == 1).all()

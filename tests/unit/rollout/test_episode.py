@@ -52,6 +52,23 @@ def test_what_is_left_at_the_turn_limit_is_graded(play, words):
     assert (trajectory.status, trajectory.reward) == (EpisodeStatus.MAX_TURNS, 1.0)
 
 
+def test_the_hidden_evaluation_gets_the_time_its_limits_grant(play, words):
+    _, here = play(words.RIGHT, limits=Limits(test_timeout_s=3.5))
+    assert here.environment.timeout_s == 3.5
+    _, here = play(words.RIGHT, task=words.task(limits=Limits(test_timeout_s=4.5)))
+    assert here.environment.timeout_s == 4.5
+
+
+def test_one_observation_leaves_room_for_the_rest_of_the_episode(play, words, renderer):
+    """Ten thousand characters would fill any context of a thousand tokens; the agent goes on and is told."""
+    shout = ("execute_bash", {"command": "yes 'return value' | head -c 10000"})
+    trajectory, here = play([[shout], *words.RIGHT])
+    assert (trajectory.status, trajectory.reward) == (EpisodeStatus.SUCCEEDED, 1.0)
+    (observation,) = trajectory.turns[0].observations
+    assert "characters left out]" in observation
+    assert len(renderer.tokenizer.encode_content(observation)) < here.policy.context_length / 2
+
+
 def test_a_file_that_was_removed_is_a_reward_of_zero(play, words):
     for command in ("rm repair.py", "rm repair.py; mkdir repair.py", "ln -sf /etc/passwd repair.py"):
         trajectory, _ = play([[("execute_bash", {"command": command})], [words.FINISH]])

@@ -2,12 +2,14 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from swerve.config.schema import Algorithm
 from swerve.trainer import TrainingBatch, make_batch, make_group
-from swerve.types import EpisodeStatus, Group, SwerveError, Turn
+from swerve.trainer.objective import Scored, micro_batch_objective
+from swerve.types import EpisodeStatus, Group, SwerveError, Trajectory, Turn
 
 from .samples import CONTEXT, make_groups, make_trajectory
 
@@ -99,6 +101,41 @@ def test_the_overlong_filter_can_be_off() -> None:
     off = batch_of([group], overlong_filter=False)
     assert off.stats.kept_overlong_share == 1
     assert sum(m.loss_mask.sum() for m in off.packed.micro_batches) > 0
+
+
+def test_ten_kept_beside_ninety_masked_are_divided_by_ten() -> None:
+    """The longer attempt fills the context: its tokens leave numerator and denominator together."""
+
+    def attempt(index: int, length: int) -> Trajectory:
+        base = make_trajectory("t", index, length, behaviour_logprobs=np.full(length, -1.0, np.float32))
+        sampled = np.arange(length) > 0
+        return dataclasses.replace(base, sampled=sampled, weights_versions=np.where(sampled, 0, -1).astype(np.int32))
+
+    group = Group(task_id="t", trajectories=(attempt(0, 11), attempt(1, 91)), advantages=np.array([2, 7], np.float32))
+    batch = make_batch(
+        [group], algorithm=Algorithm(), context_length=91, row_length=91, rows_per_micro_batch=2, weights_version=0
+    )
+    (micro,) = batch.packed.micro_batches
+    same = jnp.asarray(micro.behaviour_logprobs)
+    scored = Scored(
+        same, same, None, same, jnp.asarray(micro.advantages), jnp.asarray(micro.loss_mask),
+        jnp.asarray(micro.segment_ids),
+    )  # fmt: skip
+    numerator, sums = micro_batch_objective(Algorithm(), scored, 91)
+    assert (float(sums.denominator), int(sums.num_tokens), int(sums.num_sequences)) == (10.0, 10, 1)
+    assert float(numerator / sums.denominator) == -2.0
+
+
+def test_a_length_counts_the_masked_stretches_between_turns() -> None:
+    sampled = np.array([0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 1, 0], bool)
+    versions = np.where(sampled, 0, -1).astype(np.int32)
+    attempts = [make_trajectory("t", index, 12, sampled=sampled, weights_versions=versions) for index in range(3)]
+    batch = batch_of([make_group(attempts)])
+    assert (batch.stats.length_mean, batch.stats.length_max, batch.stats.sampled_tokens_mean) == (12.0, 12, 5.0)
+    placed = np.concatenate([micro.sequence_ids.ravel() for micro in batch.packed.micro_batches])
+    mask = np.concatenate([micro.loss_mask.ravel() for micro in batch.packed.micro_batches])
+    for index in range(3):
+        np.testing.assert_array_equal(mask[placed == index], sampled)
 
 
 def test_a_batch_without_a_valid_sample_is_refused() -> None:

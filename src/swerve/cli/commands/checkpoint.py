@@ -55,7 +55,10 @@ def _list(arguments: argparse.Namespace) -> int:
     from swerve.checkpoint import CheckpointError, list_checkpoints, open_checkpoint
 
     rows: list[dict[str, Any]] = []
-    for path in list_checkpoints(checkpoints_of(arguments.path)):
+    found = list_checkpoints(checkpoints_of(arguments.path))
+    if not found:
+        raise _no_checkpoint(arguments.path)
+    for path in found:
         try:
             open_checkpoint(path)
             rows.append({"path": str(path), "whole": True, "fault": ""})
@@ -79,8 +82,10 @@ def _export(arguments: argparse.Namespace) -> int:
     from swerve.telemetry import recipe_of
 
     checkpoint = read_checkpoint(arguments.path)
-    recipe = recipe_of(checkpoint.path.parents[1])
-    assert isinstance(recipe, TrainRecipe)
+    run = checkpoint.path.resolve().parents[1]
+    recipe = recipe_of(run)
+    if not isinstance(recipe, TrainRecipe):
+        raise SwerveError(f'{run}: a run of kind "{recipe.kind}": it has exported its policy itself, as hf-*')
     source = policy_directory(recipe.policy.checkpoint)
     save_hf(arguments.out, read_config(source), checkpoint.params)
     copy_tokenizer(source, arguments.out)
@@ -105,7 +110,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
         return open_checkpoint(path)
     found = list_checkpoints(checkpoints_of(path))
     if not found:
-        raise SwerveError(
-            f"{path}: holds no checkpoint: name a run directory, a checkpoint of one, or Hugging Face files"
-        )
+        raise _no_checkpoint(path)
     return open_checkpoint(found[-1])
+
+
+def _no_checkpoint(path: Path) -> SwerveError:
+    what = "holds no checkpoint" if path.exists() else "no such directory"
+    return SwerveError(f"{path}: {what}: name a run directory, a checkpoint of one, or Hugging Face files")

@@ -80,6 +80,9 @@ def _load(name: str) -> list[Task]:
 def _mint(arguments: argparse.Namespace) -> int:
     from swerve.environments import save_tasks
 
+    for split in ("train", "validation"):
+        if (number := getattr(arguments, f"num_{split}")) < 1:
+            raise SwerveError(f"--num-{split} {number}: must be at least 1: a task file without tasks is none")
     with machine_faults(arguments.out):
         arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.family == "functions":

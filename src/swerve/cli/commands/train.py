@@ -57,8 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     except MachineError as error:
         if not recipe.checkpoint.full:
             raise
-        again = f"swerve train {arguments.recipe} ... --resume --run {directory.path}"
-        raise MachineError(f"{error}; then go on with {again}") from error
+        again = f"swerve train {directory.recipe} --resume --run {directory.path}"
+        raise MachineError(f"{error}: mend that, then go on with {again}") from error
     finally:
         directory.close()
     print("\n".join(closing_lines(result, directory.path, arguments.recipe)))
