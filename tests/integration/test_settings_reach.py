@@ -100,15 +100,14 @@ def test_every_setting_of_training_is_read(tmp_path):
 
 def _read_by_other_losses(seen: set[str]) -> None:
     """Traces every loss with every correction, without computing any."""
-    shape = jax.ShapeDtypeStruct((1, 4), jnp.float32)
-    integers = jax.ShapeDtypeStruct((1, 4), jnp.int32)
+    floats, integers = jnp.zeros((1, 4)), jnp.zeros((1, 4), jnp.int32)
     hints = typing.get_type_hints(sections.Algorithm)
     for loss in typing.get_args(hints["loss"]):
         for importance in typing.get_args(hints["importance"]):
             algorithm = recorded(
                 sections.Algorithm(loss=loss, importance=importance, kl_coefficient=0.1), seen, "algorithm."
             )
-            scored = Scored(shape, shape, shape, shape, shape, shape, integers)
+            scored = Scored(floats, floats, floats, floats, floats, floats, integers)
             jax.eval_shape(lambda batch, a=algorithm: micro_batch_objective(a, batch, 4), scored)
 
 

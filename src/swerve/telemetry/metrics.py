@@ -122,15 +122,17 @@ class TensorBoardSink:
         Raises:
             MachineError: It cannot be written.
         """
-        from tensorboardX.proto.event_pb2 import Event, SessionLog  # takes a while to import; many commands need none
+        from tensorboardX.proto import event_pb2  # takes a while to import, and many commands need none
 
+        self._messages: Any = event_pb2
         self._path = directory / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
         with machine_faults(self._path):
             directory.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._append({"wall_time": time.time(), "file_version": "brain.Event:2"})
         if resume_step is not None:
-            self._append(Event(step=resume_step + 1, session_log=SessionLog(status=SessionLog.START)))
+            start = self._messages.SessionLog(status=self._messages.SessionLog.START)
+            self._append({"step": resume_step + 1, "session_log": start})
 
     def log(self, step: int, values: Mapping[str, Scalar]) -> None:
         """Takes the numbers among the values.
@@ -138,12 +140,11 @@ class TensorBoardSink:
         Raises:
             MachineError: The disk is full; the file holds what it held before.
         """
-        from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import scalar
 
         now = time.time()
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-        self._append(*(Event(wall_time=now, step=step, summary=scalar(name, x)) for name, x in numbers.items()))
+        self._append(*({"wall_time": now, "step": step, "summary": scalar(name, x)} for name, x in numbers.items()))
 
     def close(self) -> None:
         """Closes the file; idempotent."""
@@ -151,9 +152,10 @@ class TensorBoardSink:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _append(self, *events: Any) -> None:
+    def _append(self, *events: Mapping[str, Any]) -> None:
+        records = [_framed(self._messages.Event(**event).SerializeToString()) for event in events]
         with machine_faults(self._path):
-            append_whole(self._descriptor, b"".join(_framed(event.SerializeToString()) for event in events))
+            append_whole(self._descriptor, b"".join(records))
 
 
 def _framed(data: bytes) -> bytes:

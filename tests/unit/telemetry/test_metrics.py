@@ -4,12 +4,15 @@ import io
 import struct
 import subprocess
 import sys
+from typing import Any
 
 import pytest
-from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto import event_pb2
 from tensorboardX.record_writer import masked_crc32c
 
 from swerve.telemetry import Metrics, PhaseTimer, TensorBoardSink, ThroughputMeter, open_progress, read_metrics
+
+MESSAGES: Any = event_pb2
 
 
 class Recorder:
@@ -78,7 +81,7 @@ def records(path):
         content, data = data[12 : 12 + length], data[12 + length :]
         assert struct.unpack("<I", data[:4]) == (masked_crc32c(content),)
         data = data[4:]
-        event = Event()
+        event = MESSAGES.Event()
         event.ParseFromString(content)
         yield event
 
@@ -91,7 +94,7 @@ def test_tensorboard_takes_the_numbers(tmp_path):
     (path,) = (tmp_path / "tb").iterdir()
     first, purge, *scalars = records(path)
     assert first.file_version == "brain.Event:2"
-    assert (purge.step, purge.session_log.status) == (4, SessionLog.START)
+    assert (purge.step, purge.session_log.status) == (4, MESSAGES.SessionLog.START)
     found = [(event.step, event.summary.value[0].tag, event.summary.value[0].simple_value) for event in scalars]
     assert found == [(4, "reward", 0.5), (4, "phase_s/train", 2.0)]
 
