@@ -2,7 +2,7 @@
 
 import asyncio
 import io
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -29,6 +29,13 @@ class NoPolicy:
         raise MachineError("no engine")
 
 
+class IdleTrainer:
+    """Never gets a batch."""
+
+    def warm_up(self):
+        pass
+
+
 def loop_of(tmp_path, **evaluation):
     recipe = TrainRecipe(
         rollout=Rollout(prompts_per_step=2, generations_per_prompt=3, retries=1),
@@ -37,7 +44,7 @@ def loop_of(tmp_path, **evaluation):
     tasks = load_tasks(shipped_file("mini", "validation"))[:3]
     roles = LoopRoles(
         episode=EpisodeRoles(policy=NoPolicy(), pool=NOTHING, environment=NOTHING, grader=NOTHING, renderer=NOTHING),
-        trainer=NOTHING,
+        trainer=cast("Any", IdleTrainer()),
         publisher=NOTHING,
         metrics=Metrics(tmp_path / "metrics.jsonl"),
         progress=open_progress("none", 3, io.StringIO()),
