@@ -12,7 +12,7 @@ ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format bench docs parity lock clean install
+.PHONY: help demo test test-slow apptainer lint format bench docs parity lock clean install
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ test: $(INSTALLED)  ## Run the tests
 
 test-slow: $(INSTALLED)  ## Run the tests that take long
 	$(BIN)/python -m pytest -m slow --timeout 7200 $(ARGS)
+
+apptainer: $(INSTALLED)  ## Fetch Apptainer into .cache for the slow tests; Debian only, installs nothing in the system
+	sh tests/tools/install_apptainer.sh .cache/apptainer $(BIN)/python
 
 lint: $(INSTALLED)  ## Style, types, layers, spelling
 	$(BIN)/ruff check .

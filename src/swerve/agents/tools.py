@@ -104,7 +104,7 @@ class Toolbox:
         return observation
 
     async def _execute_bash(self, arguments: Mapping[str, Any]) -> str:
-        result = await self._sandbox.exec(arguments["command"], timeout_s=self._command_timeout_s)
+        result = await self._sandbox.shell(arguments["command"], timeout_s=self._command_timeout_s)
         output = result.output.removesuffix("\n")
         if result.timed_out:
             notice = f"error: timed out after {self._command_timeout_s:g} s, the processes were killed"

@@ -19,7 +19,7 @@ from swerve.config.schema import Rollout, Sandbox, Tasks
 from swerve.environments import Environment, Grader, load_split, shipped_file
 from swerve.rendering import ConversationRenderer, Template, Tokenizer
 from swerve.rollout import EpisodeRoles
-from swerve.sandboxes import SandboxLimits, SandboxPool
+from swerve.sandboxes import Backend, SandboxLimits, SandboxPool, make_backend
 from swerve.telemetry import write_atomic
 from swerve.types import SwerveError, Task
 
@@ -160,9 +160,6 @@ def _mini(tasks: Sequence[Task]) -> Environment:
 _ENVIRONMENTS: dict[str, Callable[[Sequence[Task]], Environment]] = {"functions": _functions, "mini": _mini}
 
 
-_BACKENDS = {"bubblewrap": SandboxPool}
-
-
 def make_engine(policy: LoadedPolicy, rollout: Rollout, version: int = 0, params: Any = None) -> EmbeddedEngine:
     """The embedded engine for a policy.
 
@@ -192,9 +189,19 @@ def sandbox_limits(section: Sandbox) -> SandboxLimits:
         disk_bytes=section.disk_mib * MIB,
         file_bytes=section.disk_mib * MIB,
         num_processes=section.num_processes,
+        cpus=section.cpus,
         cpu_s=section.cpu_s,
         output_bytes=section.output_kib << 10,
     )
+
+
+def sandbox_backend(section: Sandbox) -> Backend:
+    """What isolates episodes.
+
+    Raises:
+        MachineError: This machine cannot do what the recipe asks for.
+    """
+    return make_backend(section.backend, section.images)
 
 
 @contextlib.asynccontextmanager
@@ -210,10 +217,10 @@ async def episode_roles(
         engine: Samples; shut down at the end.
     """
     environment = environment_of(tasks)
+    backend = sandbox_backend(recipe.sandbox)
     renderer = ConversationRenderer(tokenizer, load_template(recipe.agent.template))
     try:
-        start = _BACKENDS[recipe.sandbox.backend]
-        async with start(environment.images(), sandbox_limits(recipe.sandbox)) as pool:
+        async with SandboxPool(environment.images(), sandbox_limits(recipe.sandbox), backend=backend) as pool:
             truncated = recipe.evaluation.top_p < 1.0
             compiling = [asyncio.to_thread(engine.warmup)]
             compiling += [asyncio.to_thread(engine.warmup, truncated=True)] if truncated else []

@@ -19,6 +19,7 @@ from swerve.cli.composition import (
     make_engine,
     policy_directory,
     read_tasks,
+    sandbox_backend,
     save_policy,
 )
 from swerve.config import TrainRecipe
@@ -69,6 +70,7 @@ def read_inputs(recipe: TrainRecipe) -> TrainingInputs:
             f"training.max_trajectory_age = {recipe.training.max_trajectory_age}: the in-process loop trains on "
             "trajectories of the present weights only: set it to 0"
         )
+    sandbox_backend(recipe.sandbox)
     tasks = read_tasks(recipe.tasks, recipe.evaluation.num_tasks)
     if recipe.rollout.prompts_per_step > len(tasks.train):
         raise SwerveError(

@@ -154,20 +154,31 @@ class Sandbox:
     """Where an episode's commands run, and what they may use.
 
     Attributes:
-        backend: What isolates an episode.
+        backend: What isolates an episode. docker takes Podman, too; unsafe-local isolates nothing.
+        images: Where root file systems come from: a folder of SIF files, or for docker a prefix of image names.
         memory_mib: Memory of one sandbox, in MiB.
         num_processes: Processes and threads of one sandbox.
         disk_mib: What one sandbox may write, in MiB.
+        cpus: Cores of one sandbox; only Docker and Podman keep to it.
         cpu_s: Processor seconds of one process in a sandbox.
         output_kib: Output of one command that is kept, in KiB.
     """
 
-    backend: Literal["bubblewrap"] = "bubblewrap"
+    backend: Literal["bubblewrap", "apptainer", "docker", "unsafe-local"] = "bubblewrap"
+    images: str = ""
     memory_mib: Annotated[int, Range(16)] = 512
     num_processes: Annotated[int, Range(4)] = 64
     disk_mib: Count = 64
+    cpus: PositiveFloat = 1.0
     cpu_s: Count = 20
     output_kib: Count = 64
+
+    def contradictions(self) -> Contradictions:
+        """Images are named where the backend has none of its own, and only where it can use them."""
+        if self.backend in ("apptainer", "docker") and not self.images:
+            yield "images", f'is missing: backend = "{self.backend}" needs it'
+        if self.backend == "unsafe-local" and self.images:
+            yield "images", 'has no effect with backend = "unsafe-local": remove it'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

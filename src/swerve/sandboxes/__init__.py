@@ -1,10 +1,11 @@
 """Isolated, throw-away workspaces in which agents act and graders grade.
 
-This package owns the sandbox protocol, the pool that starts sandboxes, the bubblewrap backend with its warm
-interpreter, and the probe that says what a machine offers. It knows nothing of tasks, agents or models; whatever runs
-inside a sandbox is described by a `SandboxImage`.
+This package owns the sandbox protocol, the pool that starts sandboxes, its backends (bubblewrap with a warm
+interpreter, Apptainer, Docker and Podman, plain processes), and the probe that says what a machine offers. It knows
+nothing of tasks, agents or models; whatever runs inside a sandbox is described by a `SandboxImage`.
 """
 
+from swerve.sandboxes.backends import BACKENDS, Backend, make_backend
 from swerve.sandboxes.pool import SandboxPool
 from swerve.sandboxes.protocol import (
     WORKDIR,
@@ -24,7 +25,9 @@ from swerve.sandboxes.protocol import (
 )
 
 __all__ = [
+    "BACKENDS",
     "WORKDIR",
+    "Backend",
     "CallCrashedError",
     "CallError",
     "CallExitedError",
@@ -39,4 +42,5 @@ __all__ = [
     "SandboxLimits",
     "SandboxLostError",
     "SandboxPool",
+    "make_backend",
 ]

@@ -1,9 +1,9 @@
 """Host side of one container: starts bwrap, asks its zygote for sandboxes, talks to each over a socket of its own.
 
-    Container                             guest.py
+    Container                             guest
       _control  SOCK_SEQPACKET  ------->  Zygote     start (with a descriptor), kill
                                 <-------             ready, failed_preload, failed_start, exited
-      _Channel  SOCK_STREAM     <------>  Sandbox    one per sandbox: numbered requests and replies
+      Channel  SOCK_STREAM     <------>  Sandbox    one per sandbox: numbered requests and replies
 
 The container ends when the host's end of the control socket closes, whatever the reason; nothing of it is on disk.
 """
@@ -17,157 +17,39 @@ import json
 import os
 import signal
 import socket
-import struct
 import subprocess
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from swerve.sandboxes import protocol
-from swerve.sandboxes.bubblewrap import container_command, find_bubblewrap, plan_container
-from swerve.sandboxes.protocol import ExecResult, Json, SandboxImage, SandboxLimits, SandboxLostError
+from swerve.sandboxes.bubblewrap import container_command, find_bubblewrap
+from swerve.sandboxes.channel import Channel, RemoteSandbox
+from swerve.sandboxes.plan import plan_container
+from swerve.sandboxes.protocol import Json, SandboxImage, SandboxLimits, SandboxLostError
 from swerve.types import MachineError, SwerveError
 
 _NAMESPACE_REMEDY = (
     "allow unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, "
     "kernel.apparmor_restrict_unprivileged_userns) and see `swerve doctor`"
 )
+_EMPTY_FILE = "/run/empty_file"
 _FILES = {
     "/etc/passwd": "root:x:0:0::/:/bin/false\nagent:x:1000:1000::/tmp:/bin/sh\n",
     "/etc/group": "root:x:0:\nagent:x:1000:\n",
     "/etc/hosts": "127.0.0.1 localhost\n",
-    "/run/empty_file": "",
+    _EMPTY_FILE: "",
 }
 _EXIT_GRACE_S = 5.0
-_ANSWER_GRACE_S = 60.0
-_CALL_ERRORS: dict[str, type[protocol.CallError]] = {
-    "exited": protocol.CallExitedError,
-    "crashed": protocol.CallCrashedError,
-    "timeout": protocol.CallTimeoutError,
-}
 
 
-class _Channel(asyncio.Protocol):
-    """Numbered requests over a stream; the replies may come in any order."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._transport: asyncio.Transport | None = None
-        self._received = bytearray()
-        self._numbers = itertools.count(1)
-        self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._lost = ""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        while len(self._received) >= 4:
-            (length,) = struct.unpack_from(">I", self._received)
-            if len(self._received) < 4 + length:
-                return
-            message = json.loads(bytes(self._received[4 : 4 + length]))
-            del self._received[: 4 + length]
-            if message["id"] == -1:
-                self._lost = message["error"]["message"]
-            future = self._pending.pop(message["id"], None)
-            if future is not None and not future.done():
-                future.set_result(message)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        for future in self._pending.values():
-            if not future.done():
-                future.set_exception(self._error())
-        self._pending.clear()
-
-    def _error(self) -> SandboxLostError:
-        cause = f": {self._lost}" if self._lost else ""
-        return SandboxLostError(f"{self._what} is gone{cause}")
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _send(self, message: dict[str, Any]) -> None:
-        if self._transport is None:
-            raise self._error()
-        payload = json.dumps(message).encode()
-        self._transport.write(struct.pack(">I", len(payload)) + payload)
-
-    async def request(self, operation: str, **fields: Json) -> dict[str, Any]:
-        """Send a request and wait for its reply; if the waiting is cancelled, what it started is killed.
-
-        The sandbox keeps the request's own time limit. One that does not answer long after it is given up.
-        """
-        number = next(self._numbers)
-        self._send({"id": number, "op": operation, **fields})
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        self._pending[number] = future
-        watchdog = None
-        if operation != "prepare":
-            watchdog = loop.call_later(fields.get("timeout_s", 0.0) + _ANSWER_GRACE_S, self._give_up)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._pending.pop(number, None)
-            with contextlib.suppress(SandboxLostError):
-                self._send({"id": next(self._numbers), "op": "abort", "target": number})
-            raise
-        finally:
-            if watchdog is not None:
-                watchdog.cancel()
-
-    def _give_up(self) -> None:
-        self._lost = f"it did not answer for {_ANSWER_GRACE_S:g} s after its time limit"
-        self.close()
-
-
-class BubblewrapSandbox:
+class ForkedSandbox(RemoteSandbox):
     """A fork of a container's zygote. Made by `Container.start`."""
 
-    def __init__(self, container: Container, number: int, channel: _Channel) -> None:
+    def __init__(self, container: Container, number: int, channel: Channel) -> None:
+        super().__init__(container.image.name, channel)
         self._container = container
         self._number = number
-        self._channel = channel
-
-    async def _ask(self, operation: str, **fields: Json) -> Json:
-        reply = await self._channel.request(operation, **fields)
-        if "ok" in reply:
-            return reply["ok"]
-        error = reply["error"]
-        kind, message = error["kind"], error["message"]
-        if kind == "file":
-            raise protocol.SandboxFileError(f"{fields['path']}: {message}")
-        name = f"{self._container.image.name}: {fields.get('entry', operation)}"
-        if kind == "raised":
-            raise protocol.CallRaisedError(f"{name}: {message}", error.get("detail", ""))
-        if kind in _CALL_ERRORS:
-            raise _CALL_ERRORS[kind](f"{name}: {message}")
-        raise SandboxLostError(f"{name}: {message}")
-
-    async def prepare(self, payload: Json) -> None:
-        """Run the harness's `prepare`."""
-        await self._ask("prepare", payload=payload)
-
-    async def exec(self, command: str, timeout_s: float) -> ExecResult:
-        """See `Sandbox.exec`."""
-        return ExecResult(**await self._ask("exec", command=command, timeout_s=timeout_s))
-
-    async def read_file(self, path: str) -> str:
-        """See `Sandbox.read_file`."""
-        return (await self._ask("read", path=path))["text"]
-
-    async def write_file(self, path: str, text: str, mode: int = 0o644) -> None:
-        """See `Sandbox.write_file`."""
-        await self._ask("write", path=path, text=text, mode=mode)
-
-    async def call(self, entry: str, payload: Json, timeout_s: float) -> Json:
-        """See `Sandbox.call`."""
-        return await self._ask("call", entry=entry, payload=payload, timeout_s=timeout_s)
 
     async def close(self) -> None:
         """See `Sandbox.close`."""
@@ -175,7 +57,7 @@ class BubblewrapSandbox:
         await asyncio.shield(self._container.kill(self._number))
 
 
-class OneShotSandbox(BubblewrapSandbox):
+class OneShotSandbox(ForkedSandbox):
     """A sandbox that has its container to itself."""
 
     async def close(self) -> None:
@@ -187,8 +69,9 @@ class OneShotSandbox(BubblewrapSandbox):
 class Container:
     """One bwrap process with a warm interpreter in it, and the sandboxes forked from that."""
 
-    def __init__(self, image: SandboxImage, limits: SandboxLimits) -> None:
+    def __init__(self, image: SandboxImage, limits: SandboxLimits, root: Path | None = None) -> None:
         self.image = image
+        self._root = root
         self.num_started = 0
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
@@ -239,16 +122,20 @@ class Container:
             raise
 
     def _spawn(self) -> None:
-        plan = plan_container(self.image)
+        plan = plan_container(self.image, self._root)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         config = {
             "harness": plan.harness,
             "harness_args": self.image.harness_args,
             "python_paths": plan.python_paths,
             "hide": plan.hide,
+            "keep": plan.keep,
+            "whole_root": plan.root is not None,
+            "has_workspace": "/run/source" in plan.binds,
             "limits": asdict(self._limits),
         }
-        files = {path: _memory_file(path, text.encode()) for path, text in _FILES.items()}
+        names = _FILES if plan.root is None else (_EMPTY_FILE,)
+        files = {path: _memory_file(path, _FILES[path].encode()) for path in names}
         config_fd = _memory_file("config", json.dumps(config).encode())
         self._errors = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - closed in close()
         command = container_command(plan, find_bubblewrap(), theirs.fileno(), config_fd, files)
@@ -368,7 +255,7 @@ class Container:
 
     # ---------------------------------------------------------------------------------------- sandboxes
 
-    async def start(self, prepare: Json, timeout_s: float, kind: type[BubblewrapSandbox]) -> BubblewrapSandbox:
+    async def start(self, prepare: Json, timeout_s: float, kind: type[ForkedSandbox]) -> ForkedSandbox:
         """Fork a sandbox and prepare it.
 
         Args:
@@ -382,7 +269,7 @@ class Container:
         """
         loop = asyncio.get_running_loop()
         number = next(self._numbers)
-        channel = _Channel(f"sandbox {number} of image {self.image.name}")
+        channel = Channel(f"sandbox {number} of image {self.image.name}")
         sandbox = kind(self, number, channel)
         ended: asyncio.Future[str] = loop.create_future()
         ours, theirs = socket.socketpair()

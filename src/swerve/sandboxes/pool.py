@@ -4,7 +4,8 @@
                                                        launched at first use,
                                                        and again if it died in service
 
-With `warm=False` every sandbox gets a container of its own: slower, and the same in every result.
+With `warm=False`, and in every backend but bubblewrap, each sandbox gets a container of its own: slower, and the same
+in every result.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import contextlib
 from collections.abc import Iterable
 from types import TracebackType
 
-from swerve.sandboxes.container import BubblewrapSandbox, Container, OneShotSandbox
+from swerve.sandboxes import reaper, solo
+from swerve.sandboxes.backends import Backend, BubblewrapBackend
+from swerve.sandboxes.container import Container, ForkedSandbox, OneShotSandbox
 from swerve.sandboxes.protocol import Json, Sandbox, SandboxImage, SandboxLimits, SandboxLostError
 from swerve.types import MachineError, SwerveError
 
@@ -30,6 +33,7 @@ class SandboxPool:
         images: Iterable[SandboxImage],
         limits: SandboxLimits | None = None,
         *,
+        backend: Backend | None = None,
         warm: bool = True,
         max_concurrent_starts: int = 8,
         start_timeout_s: float = 30.0,
@@ -40,8 +44,9 @@ class SandboxPool:
         Args:
             images: Distinctly named.
             limits: Of every sandbox.
-            warm: Fork sandboxes from one warm interpreter per image; else give each a container and an interpreter of
-                its own, which is slow and must make no difference.
+            backend: What isolates them; bubblewrap if `None`.
+            warm: With bubblewrap, fork sandboxes from one warm interpreter per image; else give each a container and an
+                interpreter of its own, which is slow and must make no difference.
             max_concurrent_starts: Sandboxes being started at once.
             start_timeout_s: Wall-clock seconds one start may take, `prepare` included.
             preload_timeout_s: Wall-clock seconds a container may take to load its harness.
@@ -55,12 +60,15 @@ class SandboxPool:
                 raise SwerveError(f"two sandbox images are named {image.name}")
             self._images[image.name] = image
         self._limits = limits or SandboxLimits()
+        self._backend = backend or BubblewrapBackend()
         self._warm = warm
         self._gate = asyncio.Semaphore(max_concurrent_starts)
         self._start_timeout_s = start_timeout_s
         self._preload_timeout_s = preload_timeout_s
         self._containers: dict[str, asyncio.Task[Container]] = {}
         self._one_shots: set[Container] = set()
+        self._solos: set[solo.SoloSandbox] = set()
+        self._reaped = False
         self._closed = False
 
     async def __aenter__(self) -> SandboxPool:
@@ -74,8 +82,14 @@ class SandboxPool:
         await self.close()
 
     async def warm_up(self) -> None:
-        """Start the containers of all images, so that a fault of one shows before any work is done."""
-        if self._warm:
+        """Start the containers of all images, so that a fault of one shows before any work is done.
+
+        A backend whose every sandbox is a container starts one of the first image instead, and closes it.
+        """
+        if not isinstance(self._backend, BubblewrapBackend):
+            if self._images:
+                await (await self.start(next(iter(self._images)))).close()
+        elif self._warm:
             await asyncio.gather(*(self._container(image) for image in self._images.values()))
 
     async def start(self, image_name: str, prepare: Json = None) -> Sandbox:
@@ -95,19 +109,34 @@ class SandboxPool:
         async with self._gate:
             if self._closed:
                 raise MachineError("the sandbox pool is closed")
+            if not isinstance(self._backend, BubblewrapBackend):
+                return await self._start_solo(self._backend, image, prepare)
             if not self._warm:
                 return await self._start_one_shot(image, prepare)
             for attempt in (1, 2):
                 container = await self._container(image)
                 try:
-                    return await container.start(prepare, self._start_timeout_s, BubblewrapSandbox)
+                    return await container.start(prepare, self._start_timeout_s, ForkedSandbox)
                 except SandboxLostError:
                     if attempt == 2 or container.is_alive:
                         raise
         raise AssertionError("unreachable")
 
+    async def _start_solo(self, backend: solo.SoloBackend, image: SandboxImage, prepare: Json) -> Sandbox:
+        if not self._reaped:
+            self._reaped = True
+            await asyncio.to_thread(reaper.reap)
+        timeout_s = self._start_timeout_s + self._preload_timeout_s
+        sandbox = await solo.start(backend, image, self._limits, prepare, timeout_s)
+        if self._closed:
+            await sandbox.close()
+            raise MachineError("the sandbox pool is closed")
+        self._solos = {other for other in self._solos if other.process_id is not None}
+        self._solos.add(sandbox)
+        return sandbox
+
     async def _start_one_shot(self, image: SandboxImage, prepare: Json) -> Sandbox:
-        container = Container(image, self._limits)
+        container = await self._new_container(image)
         self._one_shots = {other for other in self._one_shots if other.is_alive}
         self._one_shots.add(container)
         await container.launch(self._preload_timeout_s)
@@ -132,15 +161,21 @@ class SandboxPool:
         return await asyncio.shield(task)
 
     async def _launch(self, image: SandboxImage) -> Container:
-        container = Container(image, self._limits)
+        container = await self._new_container(image)
         await container.launch(self._preload_timeout_s)
         return container
+
+    async def _new_container(self, image: SandboxImage) -> Container:
+        assert isinstance(self._backend, BubblewrapBackend)
+        root = await asyncio.to_thread(self._backend.root, image)
+        return Container(image, self._limits, root)
 
     def process_ids(self) -> list[int]:
         """Return the host's process ids of the pool's containers; their sandboxes are below them."""
         tasks = [task for task in self._containers.values() if task.done() and not task.cancelled()]
         containers = [task.result() for task in tasks if task.exception() is None]
-        return [pid for container in (*containers, *self._one_shots) if (pid := container.process_id) is not None]
+        living = (*containers, *self._one_shots, *self._solos)
+        return [pid for container in living if (pid := container.process_id) is not None]
 
     async def close(self) -> None:
         """Kill every sandbox and container; wait until they are gone. Idempotent."""
@@ -154,4 +189,5 @@ class SandboxPool:
             with contextlib.suppress(SwerveError, asyncio.CancelledError):
                 await (await task).close()
         one_shots, self._one_shots = self._one_shots, set()
-        await asyncio.gather(*(container.close() for container in one_shots))
+        solos, self._solos = self._solos, set()
+        await asyncio.gather(*(one.close() for one in (*one_shots, *solos)))

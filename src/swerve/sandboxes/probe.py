@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from swerve.sandboxes.bubblewrap import UNPRIVILEGED_ID, find_bubblewrap, gives_root_away
+from swerve.sandboxes.apptainer import find_apptainer
+from swerve.sandboxes.bubblewrap import find_bubblewrap
+from swerve.sandboxes.docker import find_runtime
+from swerve.sandboxes.plan import UNPRIVILEGED_ID, gives_root_away
 from swerve.sandboxes.pool import SandboxPool
 from swerve.sandboxes.protocol import SandboxImage
 from swerve.types import MachineError, SwerveError
@@ -163,31 +165,20 @@ def probe_cgroups() -> Finding:
 
 def probe_apptainer() -> Finding:
     """Whether Apptainer or Singularity is installed."""
-    remedy = "install Apptainer to run SIF images"
-    return _probe_program("apptainer", ("apptainer", "singularity"), ("--version",), remedy)
+    return _probe_program("apptainer", find_apptainer)
 
 
 def probe_docker() -> Finding:
     """Whether Docker or Podman is installed and answers."""
-    remedy = "install Docker or Podman, and start its service, to run container images"
-    return _probe_program("docker", ("docker", "podman"), ("version", "--format", "{{.Client.Version}}"), remedy)
+    return _probe_program("docker", find_runtime)
 
 
-def _probe_program(name: str, programs: tuple[str, ...], arguments: tuple[str, ...], remedy: str) -> Finding:
-    complaint = "not installed"
-    for program in programs:
-        path = shutil.which(program)
-        if path is None:
-            continue
-        try:
-            done = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=20, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            complaint = f"{path} does not answer: {type(error).__name__}"
-            continue
-        if done.returncode == 0:
-            return Finding(name=name, ok=True, required=False, detail=f"{path}: {done.stdout.strip()}")
-        complaint = f"{path}: {' '.join(done.stderr.split())[:200]}"
-    return Finding(name=name, ok=False, required=False, detail=complaint, remedy=remedy)
+def _probe_program(name: str, find: Callable[[], Path]) -> Finding:
+    try:
+        return Finding(name=name, ok=True, required=False, detail=str(find()))
+    except MachineError as error:
+        detail, _, remedy = str(error).rpartition(": ")
+        return Finding(name=name, ok=False, required=False, detail=detail, remedy=remedy)
 
 
 def _read(path: str) -> str:

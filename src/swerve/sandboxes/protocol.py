@@ -20,11 +20,12 @@ class SandboxLimits:
     """What one sandbox may use. No limit here is of time: an inner default never cuts the budget of a request.
 
     Attributes:
-        memory_bytes: Address space of each process.
+        memory_bytes: Address space of each process; with Docker and Podman also the memory of all together.
         disk_bytes: All writable files together; they live in memory.
         file_bytes: Largest file a process may write.
         num_processes: Processes and threads at once. Needs Linux 5.14; older kernels do not enforce it.
         num_open_files: Open files of each process.
+        cpus: Cores of all processes together; only Docker and Podman keep to it.
         cpu_s: CPU seconds of each process, or `None` for as many as the request's time allows.
         output_bytes: Output kept of one command: its head and its tail; the cut between them is told.
         read_bytes: Largest file `read_file` returns.
@@ -35,6 +36,7 @@ class SandboxLimits:
     file_bytes: int = 32 << 20
     num_processes: int = 64
     num_open_files: int = 256
+    cpus: float = 1.0
     cpu_s: int | None = None
     output_bytes: int = 16_384
     read_bytes: int = 1 << 20
@@ -59,6 +61,10 @@ class SandboxImage:
 
     Attributes:
         name: Unique in its pool.
+        root: What the backend makes the root file system of: a SIF file or an unpacked directory, for Docker and
+            Podman a reference. Empty is the machine's own system, or what `sandbox.images` of the recipe has under the
+            image's name.
+        workspace: Host directory whose files are in the workspace of every sandbox at the start, as copies.
         harness: A Python file, importable without Swerve, or `None`. It may define `preload(args)`, run once before
             any sandbox exists; `prepare(payload)`, run in each sandbox before any command; `visible_tests(payload)`,
             behind the workspace's `./run_tests` (returns text, or `{"text": ..., "exit_code": ...}`); and entries
@@ -72,6 +78,8 @@ class SandboxImage:
     """
 
     name: str
+    root: str = ""
+    workspace: Path | None = None
     harness: Path | None = None
     harness_args: Json = None
     mounts: tuple[Mount, ...] = ()
@@ -139,6 +147,18 @@ class Sandbox(Protocol):
 
         Args:
             command: Handed to `bash -c`, or `sh -c` where there is no bash; standard input is empty.
+            timeout_s: Wall-clock seconds after which every process of the sandbox is killed.
+        """
+        ...
+
+    async def shell(self, command: str, timeout_s: float) -> ExecResult:
+        """Run a command in the sandbox's one persistent shell, after those asked for before it.
+
+        Directory, variables, functions and background processes carry over. When the shell ends, by `exit` or by a
+        timeout, the next command starts a new one in the workspace. Where there is no bash, this is `exec`.
+
+        Args:
+            command: What bash evaluates; standard input is empty.
             timeout_s: Wall-clock seconds after which every process of the sandbox is killed.
         """
         ...

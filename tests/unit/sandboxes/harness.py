@@ -103,3 +103,7 @@ def connect(payload):
 
 def echo(payload):
     return payload
+
+
+def allocate(payload):
+    return len(bytearray(payload))
