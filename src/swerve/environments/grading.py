@@ -24,6 +24,8 @@ from swerve.types import EpisodeStatus, SwerveError, Task
 
 CANARY = "canary"
 """Name under which the test that must fail is reported."""
+TAMPERING = "tampering"
+"""Name under which it is reported that a repair was refused, and why, instead of being run."""
 PASSED = "passed"
 
 _NUM_TRIES = 2
@@ -65,7 +67,8 @@ class GradeResult:
     Attributes:
         reward: 1.0 if the task is resolved, 0.0 if not, `None` where the grader could not run.
         status: `SUCCEEDED` (graded), `GRADER_TIMEOUT` (reward 0) or `ERROR` (no reward).
-        test_statuses: Status per test as found; the canary under its own name if it betrayed the repair.
+        test_statuses: Status per test as found; the canary under its own name if it betrayed the repair, and under
+            `tampering` why the repair was refused.
         error: Cause in one line where the status is `ERROR`.
     """
 
@@ -130,7 +133,7 @@ def judge(task: Task, result: Mapping[str, Any]) -> GradeResult:
     Args:
         task: Its `fail_to_pass` and `pass_to_pass` must all have passed, and nothing else may have run.
         result: The harness's answer: `statuses` (test to status), `canary` (status of the test that must fail) and
-            `num_results` (results reported, the canary's included).
+            `num_results` (results reported, the canary's included); perhaps `tampering`, why the repair was refused.
 
     Returns:
         The verdict; one without reward if the answer is not of that shape.
@@ -144,6 +147,9 @@ def judge(task: Task, result: Mapping[str, Any]) -> GradeResult:
     if "timeout" in (*statuses.values(), canary):
         return GradeResult(reward=0.0, status=EpisodeStatus.GRADER_TIMEOUT, test_statuses=statuses)
     expected = dict.fromkeys((*task.fail_to_pass, *task.pass_to_pass), PASSED)
+    if reason := result.get(TAMPERING):
+        statuses[TAMPERING] = str(reason)
+        return GradeResult(reward=0.0, status=EpisodeStatus.SUCCEEDED, test_statuses=statuses)
     resolved = statuses == expected and num_results == len(expected) + 1 and canary == "failed"
     if statuses == expected and not resolved:
         statuses[CANARY] = str(canary)

@@ -50,6 +50,80 @@ for _name in __future__.all_feature_names:
     _FUTURE_FLAGS |= getattr(__future__, _name).compiler_flag
 
 
+_INTERNALS = frozenset(
+    [
+        "_getframe",
+        "_pytest",
+        "__base__",
+        "__bases__",
+        "__builtins__",
+        "__closure__",
+        "__code__",
+        "__dict__",
+        "__getattribute__",
+        "__globals__",
+        "__import__",
+        "__loader__",
+        "__mro__",
+        "__reduce__",
+        "__reduce_ex__",
+        "__self__",
+        "__spec__",
+        "__subclasses__",
+        "__traceback__",
+        "__wrapped__",
+        "_thread",
+        "ag_frame",
+        "atexit",
+        "attrgetter",
+        "breakpoint",
+        "builtins",
+        "compile",
+        "cr_frame",
+        "ctypes",
+        "eval",
+        "exec",
+        "exc_info",
+        "f_back",
+        "f_builtins",
+        "f_globals",
+        "f_locals",
+        "faulthandler",
+        "fork",
+        "gc",
+        "gi_frame",
+        "globals",
+        "importlib",
+        "inspect",
+        "locals",
+        "marshal",
+        "methodcaller",
+        "modules",
+        "multiprocessing",
+        "open",
+        "os",
+        "pickle",
+        "posix",
+        "pytest",
+        "runpy",
+        "setprofile",
+        "settrace",
+        "signal",
+        "socket",
+        "subprocess",
+        "swerve_harness",
+        "sys",
+        "tb_frame",
+        "threading",
+        "traceback",
+        "unittest",
+        "vars",
+    ]
+)
+"""Ways out of a function and into the process that tests it, which a repair may use only if the function did."""
+_COMPUTED = "an attribute whose name is computed"
+
+
 class Unusable(Exception):
     """A repaired text that cannot take the function's place. Its argument is the error name shown to the agent."""
 
@@ -253,6 +327,37 @@ def _defaults(node: ast.FunctionDef, namespace: dict[str, Any]) -> tuple[Any, An
     return value.__defaults__, value.__kwdefaults__
 
 
+def tampering(text: str, source: str) -> str:
+    """What of the interpreter's insides a text reaches for although the function it replaces did not; empty if nothing.
+
+    The repair shares a process with the tests and with whoever reports their results, so it may not look around there.
+    """
+    found = sorted(_reaches(text) - _reaches(source))
+    return f"reaches for {', '.join(found)}" if found else ""
+
+
+def _reaches(text: str) -> set[str]:
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.Import):
+            names.update(part for alias in node.names for part in alias.name.split("."))
+        elif isinstance(node, ast.ImportFrom):
+            names.update((node.module or "").split("."))
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "setattr", "delattr"):
+            name = getattr(node.args[1], "value", None) if len(node.args) > 1 else None
+            names.add(name if isinstance(name, str) else _COMPUTED)
+    return names & (_INTERNALS | {_COMPUTED})
+
+
 # ------------------------------------------------------------------------------------------------ running tests
 
 
@@ -310,6 +415,7 @@ def run(
 def _worker(jobs: list[Any], first: int, begin: Any, stop: bool, cpu: float, wall: float) -> tuple[list[Any], str]:
     """Fork a worker for the jobs from `first` on; return what it reported and, if it died, why."""
     reader, writer = os.pipe()
+    token = os.urandom(16).hex().encode()
     pid = os.fork()
     if pid == 0:
         try:
@@ -318,7 +424,7 @@ def _worker(jobs: list[Any], first: int, begin: Any, stop: bool, cpu: float, wal
             null = os.open(os.devnull, os.O_RDWR)
             for descriptor in (0, 1, 2):
                 os.dup2(null, descriptor)
-            _work(jobs, first, begin, stop, cpu, writer)
+            _work(jobs, first, begin, stop, cpu, writer, token)
         finally:
             os._exit(0)
     os.close(writer)
@@ -337,7 +443,10 @@ def _worker(jobs: list[Any], first: int, begin: Any, stop: bool, cpu: float, wal
                 break
             buffer += chunk
             *lines, buffer = buffer.split(b"\n")
-            results.extend(json.loads(line) for line in lines)
+            if not all(line.startswith(token) for line in lines):
+                cause = "tampered"
+                break
+            results.extend(json.loads(line[len(token) :]) for line in lines)
             if lines:
                 deadline = time.monotonic() + wall
     finally:
@@ -354,7 +463,7 @@ def _worker(jobs: list[Any], first: int, begin: Any, stop: bool, cpu: float, wal
     return results, cause
 
 
-def _work(jobs: list[Any], first: int, begin: Any, stop: bool, cpu: float, writer: int) -> None:
+def _work(jobs: list[Any], first: int, begin: Any, stop: bool, cpu: float, writer: int, token: bytes) -> None:
     try:
         if begin is not None:
             begin()
@@ -366,7 +475,7 @@ def _work(jobs: list[Any], first: int, begin: Any, stop: bool, cpu: float, write
         signal.setitimer(signal.ITIMER_PROF, cpu)
         result = unusable or job()
         signal.setitimer(signal.ITIMER_PROF, 0)
-        data = json.dumps(result).encode() + b"\n"
+        data = token + json.dumps(result).encode() + b"\n"
         while data:
             data = data[os.write(writer, data) :]
         if stop and result[0] != "passed":
@@ -568,7 +677,7 @@ def grade(payload: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         `statuses` (id to status; `passed` is the only good one), `errors` (id to error name) and `canary`, whose
-        status must be `failed`.
+        status must be `failed`. A text that reaches for the insides of the process is not run: `tampering` says why.
     """
     function = payload["function"]
     missing = [identifier for identifier in payload["tests"] if identifier not in _STATE.items]
@@ -576,6 +685,9 @@ def grade(payload: dict[str, Any]) -> dict[str, Any]:
         raise LookupError(f"the image does not hold the test {missing[0]}")
     if not find_function(function):
         raise LookupError(f"the image does not hold the function {function['qualname']} of {function['file']}")
+    if reason := tampering(payload["text"], function["source"]):
+        statuses = dict.fromkeys(payload["tests"], "not_run")
+        return {"statuses": statuses, CANARY: "not_run", "num_results": len(statuses) + 1, "tampering": reason}
     jobs = [_test_job(_STATE.items[identifier]) for identifier in payload["tests"]]
     canary = _Canary(find_function(function), _STATE.items[payload["probe"]])
     results = run(
