@@ -145,7 +145,7 @@ def probe_sandbox() -> Finding:
 
 
 def probe_cgroups() -> Finding:
-    """Which cgroup controllers this process could use, and where."""
+    """How sandboxes are limited, and which control groups there are for runtimes that use them."""
     v2 = Path("/sys/fs/cgroup/cgroup.controllers")
     if v2.exists():
         have = set(v2.read_text(encoding="ascii").split()) & set(_CONTROLLERS)
@@ -158,8 +158,9 @@ def probe_cgroups() -> Finding:
         version = "v1"
     ok = have == set(_CONTROLLERS) and writable
     found = ", ".join(name for name in _CONTROLLERS if name in have) or "no controllers"
-    detail = f"{version}: {found}{'' if writable else ', not writable by this user'}"
-    remedy = "" if ok else "not needed: limits are kept per process (address space, processes, files) without cgroups"
+    groups = f"{version}: {found}{'' if writable else ', not writable by this user'}"
+    detail = f"limits are kept per process (rlimits); control groups {groups}"
+    remedy = "" if ok else "not needed: only Docker and Podman limit sandboxes by control groups"
     return Finding(name="cgroups", ok=ok, required=False, detail=detail, remedy=remedy)
 
 
