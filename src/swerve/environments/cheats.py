@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from swerve.environments.functions.drafts import gold_text
 from swerve.environments.grading import CANARY, TAMPERING, Environment, Grader, GradeResult
-from swerve.sandboxes import SandboxPool
+from swerve.sandboxes import SandboxPool, read_files
 from swerve.types import Task
 
 GOLD = "the right repair"
@@ -217,7 +217,7 @@ async def play(cheat: Cheat, task: Task, pool: SandboxPool, environment: Environ
             await sandbox.write_file("repair.py", _text(task, cheat.body))
         if cheat.afterwards:
             await sandbox.shell(cheat.afterwards, task.limits.command_timeout_s)
-        files = await grader.collect(sandbox, task)
+        files = await read_files(sandbox, environment.editable_files(task))
     finally:
         await sandbox.close()
     return _outcome(cheat.name, await grader.grade(task, files), wanted=0.0)

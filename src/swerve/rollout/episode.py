@@ -18,7 +18,7 @@ from typing import Protocol
 
 from swerve.agents import CodeActAgent, Toolbox, Transcript
 from swerve.rendering import ConversationRenderer
-from swerve.sandboxes import Json, Sandbox, SandboxFileError
+from swerve.sandboxes import Json, Sandbox, read_files
 from swerve.types import EpisodeStatus, Limits, Policy, SamplingParams, SwerveError, Task, Trajectory
 
 
@@ -208,23 +208,12 @@ async def _play(
             return EpisodeStatus.AGENT_TIMEOUT
         session.close()
         if status.is_valid_sample:
-            files.update(await _read_files(sandbox, roles.environment.editable_files(task)))
+            files.update(await read_files(sandbox, roles.environment.editable_files(task)))
         return status
     finally:
         session.close()
         if sandbox is not None:
             await sandbox.close()
-
-
-async def _read_files(sandbox: Sandbox, paths: Sequence[str]) -> dict[str, str]:
-    """Files as the agent left them; those it removed, or made unreadable, are missing."""
-    files: dict[str, str] = {}
-    for path in paths:
-        try:
-            files[path] = await sandbox.read_file(path)
-        except SandboxFileError:
-            continue
-    return files
 
 
 async def _grade(

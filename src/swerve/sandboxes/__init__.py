@@ -22,6 +22,7 @@ from swerve.sandboxes.protocol import (
     SandboxImage,
     SandboxLimits,
     SandboxLostError,
+    read_files,
 )
 
 __all__ = [
@@ -43,4 +44,5 @@ __all__ = [
     "SandboxLostError",
     "SandboxPool",
     "make_backend",
+    "read_files",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -196,3 +198,12 @@ class Sandbox(Protocol):
     async def close(self) -> None:
         """Kill everything and wait until it is gone. Idempotent."""
         ...
+
+
+async def read_files(sandbox: Sandbox, paths: Iterable[str]) -> dict[str, str]:
+    """Files as the agent left them; those it removed, or made unreadable, are missing."""
+    files: dict[str, str] = {}
+    for path in paths:
+        with contextlib.suppress(SandboxFileError):
+            files[path] = await sandbox.read_file(path)
+    return files
