@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import hypothesis
+import pytest
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -17,17 +18,36 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+    # Compile fast rather than well: most programs run a few times, and compiling them is most of what tests cost.
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false --xla_cpu_use_fusion_emitters=false",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     "JAX_PLATFORMS": "cpu",
     "JAX_ENABLE_X64": "0",
     "JAX_NUMPY_RANK_PROMOTION": "raise",
-    "JAX_COMPILATION_CACHE_DIR": str(_ROOT / ".cache" / "jax"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
+    # Tests and the commands they start compile each program once between them, and leave the user's cache alone.
+    "SWERVE_CACHE_DIR": str(_ROOT / ".cache" / "swerve"),
+    "JAX_COMPILATION_CACHE_DIR": str(_ROOT / ".cache" / "swerve" / "jax"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
 }
 
-for _name, _value in _ENVIRONMENT.items():
-    os.environ.setdefault(_name, _value)
+_SET_HERE = [name for name in _ENVIRONMENT if name not in os.environ]
+os.environ.update({name: _ENVIRONMENT[name] for name in _SET_HERE})
 
 # How long an example takes says what else the machine does, not whether the code is right.
 hypothesis.settings.register_profile("swerve", deadline=None)
 hypothesis.settings.load_profile("swerve")
+
+
+@pytest.fixture
+def as_users_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that the test starts run like a user's: optimised, and on all threads."""
+    for name in _SET_HERE:
+        monkeypatch.delenv(name)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep a file's tests on one worker: they share what they compiled and started."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
