@@ -62,8 +62,17 @@ class Counting:
 
 @pytest.fixture(scope="module")
 def make():
-    """Trainers share compiled programs; only their state is anew."""
-    return lambda **changes: Pretrainer(CONFIG, dataclasses.replace(SETTINGS, **changes), Counting())
+    """Trainers with one optimizer share compiled programs; only their state is anew."""
+    programs = {}
+
+    def anew(**changes):
+        trainer = Pretrainer(CONFIG, dataclasses.replace(SETTINGS, **changes), Counting())
+        shared = programs.setdefault(trainer.settings.optimizer, trainer)
+        for name in ("_accumulate", "_update", "_score", "_zeros"):
+            setattr(trainer, name, getattr(shared, name))
+        return trainer
+
+    return anew
 
 
 def digest(trainer):
