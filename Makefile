@@ -52,8 +52,8 @@ format: $(INSTALLED)  ## Rewrite the code in its one style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED)  ## Measure
-	$(BIN)/swerve bench $(ARGS)
+bench: $(INSTALLED)  ## Tabulate what the demo learns, over seeds
+	$(BIN)/python benchmarks/demo_seeds.py $(ARGS)
 
 parity: $(INSTALLED)  ## Compare the model with its oracles
 	$(BIN)/python -m pytest tests/parity $(ARGS)

@@ -19,9 +19,15 @@ from pathlib import Path
 
 from swerve.config import TrainRecipe, read_recipe_as
 from swerve.environments import load_tasks, shipped_file
-from swerve.environments.functions.baseline import baseline
+from swerve.environments.functions.baseline import Baseline, baseline
 
 COLUMNS = ("pass_at_1_before", "pass_at_1_after", "pass_at_4_before", "pass_at_4_after", "first_reward_s", "seconds")
+
+
+def run_seeds(recipe: Path, num_seeds: int) -> list[dict[str, float]]:
+    """Summaries of as many runs."""
+    with tempfile.TemporaryDirectory() as directory:
+        return [run(recipe, seed, Path(directory)) for seed in range(num_seeds)]
 
 
 def run(recipe: Path, seed: int, directory: Path) -> dict[str, float]:
@@ -41,14 +47,14 @@ def run(recipe: Path, seed: int, directory: Path) -> dict[str, float]:
     return json.loads((directory / f"seed{seed}" / "summary.json").read_text())
 
 
-def tries_of(recipe: TrainRecipe) -> int:
-    """Edits an episode can test: one turn goes into looking, one into finishing."""
-    return recipe.agent.max_turns - 2
-
-
-def table(recipe_path: Path, rows: list[dict[str, float]]) -> str:
-    """The runs and their mean as Markdown."""
+def blind_enumeration(recipe_path: Path) -> Baseline:
+    """What blind enumeration achieves with the edits an episode can test: one turn looks, one finishes."""
     recipe = read_recipe_as(TrainRecipe, recipe_path)
+    return baseline(load_tasks(shipped_file(recipe.tasks.family, "validation")), recipe.agent.max_turns - 2)
+
+
+def table(rows: list[dict[str, float]], blind: Baseline) -> str:
+    """The runs, their mean and what they have to beat, as Markdown."""
     lines = ["| seed | " + " | ".join(COLUMNS) + " | peak GiB |", "|---" * (len(COLUMNS) + 2) + "|"]
     for seed, row in enumerate(rows):
         cells = [f"{row[name]:.3f}" if "pass" in name else f"{row[name]:.0f}" for name in COLUMNS]
@@ -59,7 +65,6 @@ def table(recipe_path: Path, rows: list[dict[str, float]]) -> str:
         error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
         means.append(f"{statistics.fmean(values):.3f} ± {error:.3f}")
     lines.append("| mean ± s.e. | " + " | ".join(means) + " | |")
-    blind = baseline(load_tasks(shipped_file(recipe.tasks.family, "validation")), tries_of(recipe))
     lines.append(f"| blind, {blind.num_tries} tries | | {blind.pass_at_1:.3f} | | {blind.pass_at_4:.3f} | | | |")
     return "\n".join(lines)
 
@@ -71,12 +76,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        rows = [run(arguments.recipe, seed, Path(directory)) for seed in range(arguments.seeds)]
+    rows = run_seeds(arguments.recipe, arguments.seeds)
     text = (
         f"`python benchmarks/demo_seeds.py --recipe {arguments.recipe} --seeds {arguments.seeds}`, "
         f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {platform.python_version()}\n\n"
-        f"{table(arguments.recipe, rows)}\n"
+        f"{table(rows, blind_enumeration(arguments.recipe))}\n"
     )
     print(text)
     if arguments.out:
