@@ -102,17 +102,11 @@ class TestTrainingRun:
         first, last = (undisturbed / "checkpoints" / f"step_{step:08d}" for step in (1, NUM_STEPS))
         assert digest(first)["params"] != digest(last)["params"]
 
-    @pytest.mark.parametrize("after_step", [1, 2])
-    def test_killed_and_resumed_it_ends_as_if_undisturbed(self, undisturbed, tmp_path, after_step):
+    def test_killed_twice_and_resumed_it_ends_as_if_undisturbed(self, undisturbed, tmp_path):
         words = command(run__directory=tmp_path, run__name="killed")
-        run, marker = tmp_path / "killed", f"{os.getpid()}-{after_step}"
-        environment = {**os.environ, "SWERVE_TEST_MARKER": marker}
-        with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment) as process:
-            wait_for(run / "checkpoints" / f"step_{after_step:08d}", process)
-            time.sleep(0.3)
-            process.send_signal(signal.SIGKILL)
-        assert process.returncode == -signal.SIGKILL
-        assert_nothing_left(marker)
+        run = tmp_path / "killed"
+        assert interrupt(words, run, 1, signal.SIGKILL, delay_s=0.3) == -signal.SIGKILL
+        assert interrupt([*words, "--resume"], run, 2, signal.SIGKILL, delay_s=0.3) == -signal.SIGKILL
         done = finish([*words, "--resume"])
         assert done.returncode == 0, done.stderr
         assert digest(run) == digest(undisturbed)
@@ -122,17 +116,11 @@ class TestTrainingRun:
         wanted = read_trajectories(undisturbed / "trajectories.jsonl", purposes=["train"])
         assert sampled == [one.tokens.tolist() for _, one in wanted]
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_stopped_by_a_signal_it_leaves_no_process(self, undisturbed, tmp_path, number):
-        marker = f"{os.getpid()}-{number}"
-        environment = {**os.environ, "SWERVE_TEST_MARKER": marker}
+    def test_stopped_by_a_signal_it_leaves_no_process(self, undisturbed, tmp_path):
         words = command(run__directory=tmp_path, run__name="stopped")
-        with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as process:
-            wait_for(tmp_path / "stopped" / "checkpoints" / "step_00000001", process)
-            process.send_signal(number)
-            process.communicate(timeout=60)
-        assert process.returncode == 128 + number
-        assert_nothing_left(marker)
+        run = tmp_path / "stopped"
+        assert interrupt(words, run, 1, signal.SIGINT) == 128 + signal.SIGINT
+        assert interrupt([*words, "--resume"], run, 2, signal.SIGTERM) == 128 + signal.SIGTERM
 
     def test_a_corrupted_checkpoint_is_refused(self, undisturbed, tmp_path):
         run = tmp_path / "copy"
@@ -167,6 +155,19 @@ class TestTrainingRun:
         first, checkpoint, second, *found = done.stdout.splitlines()
         assert (first, checkpoint, second) == ("rc=1", "step_00000001", "rc=0")
         assert json.loads("\n".join(found))["params"] == digest(undisturbed)["params"]
+
+
+def interrupt(words: list[str], run: Path, after_step: int, number: signal.Signals, *, delay_s: float = 0) -> int:
+    """Send a signal to a run when it has written a step's checkpoint; its exit status, once nothing is left of it."""
+    marker = f"{os.getpid()}-{after_step}-{number}"
+    environment = {**os.environ, "SWERVE_TEST_MARKER": marker}
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment) as process:
+        wait_for(run / "checkpoints" / f"step_{after_step:08d}", process)
+        time.sleep(delay_s)
+        process.send_signal(number)
+        process.wait(timeout=60)
+    assert_nothing_left(marker)
+    return process.returncode
 
 
 def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
