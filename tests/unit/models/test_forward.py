@@ -92,10 +92,11 @@ def test_replayed_routing_equal_to_the_live_one_changes_nothing_and_another_does
     def hidden(routing: jax.Array | None) -> jax.Array:
         return forward(make_params(), *batch, routing)
 
-    assert np.array_equal(hidden(none), hidden(None))
+    live = hidden(none)
+    assert_close(live, hidden(None), rtol=1e-6)  # another program
     other = hidden(none.at[0, 5, 1].set(jnp.asarray([3, 0], jnp.int16)))
-    assert np.array_equal(other[0, :5], hidden(None)[0, :5])
-    assert not np.array_equal(other[0, 5:], hidden(None)[0, 5:])
+    assert np.array_equal(other[0, :5], live[0, :5])
+    assert not np.allclose(other[0, 5:], live[0, 5:], atol=1e-3)
     with pytest.raises(ValueError, match="does not match"):
         hidden(none[:, 1:])
 
