@@ -170,8 +170,18 @@ class _OnlyKnownModules(importlib.abc.MetaPathFinder):
         raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 
-class _ErrorNames:
-    """A pytest plugin that remembers what each failing test raised."""
+class _ShortReports:
+    """A pytest plugin that reports outcomes alone, and remembers what each failing test raised.
+
+    Nobody reads the text of a failure here, and formatting it costs more than most tests do.
+    """
+
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
+        import pytest
+
+        skipped = call.excinfo is not None and isinstance(call.excinfo.value, pytest.skip.Exception)
+        outcome = "passed" if call.excinfo is None else "skipped" if skipped else "failed"
+        return pytest.TestReport(item.nodeid, item.location, {}, outcome, None, call.when)
 
     def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
         name: str = call.excinfo.type.__name__
@@ -203,7 +213,7 @@ def preload(args: dict[str, Any]) -> None:
             with contextlib.suppress(Exception, SystemExit, pytest.skip.Exception):
                 importlib.import_module(module)
         options = "-q -s --assert=plain --tb=native --noconftest -c /dev/null -p no:cacheprovider -p no:warnings"
-        config = _prepareconfig([*options.split(), f"--rootdir={root}", *args["tests"]], [_ErrorNames()])
+        config = _prepareconfig([*options.split(), f"--rootdir={root}", *args["tests"]], [_ShortReports()])
         config._do_configure()
         session = _STATE.session = pytest.Session.from_config(config)
         config.hook.pytest_sessionstart(session=session)
