@@ -3,6 +3,8 @@
 import ast
 import asyncio
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,11 +73,9 @@ def test_minting_repeats_the_shipped_tasks():
 def test_expectations_hold_for_the_broken_and_the_right_function():
     for task in shipped()[1][::20]:
         broken, right = task.workspace[REPAIR_FILE], mended(task)
-        for test in task.fail_to_pass:
-            assert harness.outcome(broken, test)
-            assert harness.outcome(right, test) == ""
-        for test in task.pass_to_pass:
-            assert harness.outcome(broken, test) == harness.outcome(right, test) == ""
+        assert all(harness.outcomes(broken, list(task.fail_to_pass)))
+        assert not any(harness.outcomes(broken, list(task.pass_to_pass)))
+        assert not any(harness.outcomes(right, [*task.fail_to_pass, *task.pass_to_pass]))
 
 
 def test_hidden_values_are_digests():
@@ -120,7 +120,31 @@ def f(a):
     ],
 )  # fmt: skip
 def test_an_outcome_is_the_name_of_the_error(text, error):
-    assert harness.outcome(text, "test_1: f(1) == 1") == error
+    assert harness.outcomes(text, ["test_1: f(1) == 1"] * 2) == [error] * 2
+
+
+def test_a_test_that_ends_or_hangs_the_child_spoils_no_other():
+    text = "import os\ndef f(a):\n    while a == 2:\n        pass\n    return os._exit(0) if a == 3 else a\n"
+    tests = [f"test_{n}: f({n}) == {n}" for n in (1, 2, 3, 4)]
+    assert harness.outcomes(text, tests) == ["", "TimeoutError", "SystemExit", ""]
+
+
+FORGE = """
+import os
+def f(a):
+    for descriptor in range(3, 16):
+        try:
+            os.write(descriptor, b'{"value": "1"}' + bytes([10]))
+        except OSError:
+            pass
+"""
+
+
+def test_forged_answers_are_no_values_of_the_hidden_tests():
+    tests = [f"test_{n}: f({n}) == {harness.digest(f'f({n})', n)}" for n in (5, 6)]
+    script = f"from swerve.environments.mini import harness; print(harness.outcomes({FORGE!r}, {tests!r}))"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout == "['AssertionError', 'AssertionError']\n"
 
 
 def test_a_grade_in_a_sandbox_is_exact():

@@ -2,8 +2,9 @@
 
 The file stands alone: standard library only, no import of `swerve`. A test is one line, `NAME: CALL == VALUE`, where
 the value of a hidden test is a digest: the repaired text shares a process with this file's memory, and must find
-nothing there that it could return. It runs in a child of its own; what comes back is a literal, and the comparison is
-made here, type by type. A child has a budget of lines, so a repair that loops for ever fails the same way every time.
+nothing there that it could return. Tests run in a child, a new one after each that ended or hung it; what comes back
+are literals, and the comparison is made here, type by type. A test has a budget of lines, so a repair that loops for
+ever fails the same way every time.
 """
 
 # Descriptors and signals throughout; pathlib would only cost its import.
@@ -57,7 +58,7 @@ def visible_tests(payload: Any = None) -> str:
     except (OSError, UnicodeDecodeError):
         results = ["SyntaxError"] * len(_PREPARED)
     else:
-        results = [outcome(text, test) for test in _PREPARED]
+        results = outcomes(text, _PREPARED)
     lines = []
     for test, error in zip(_PREPARED, results, strict=True):
         name = test.partition(":")[0]
@@ -78,26 +79,34 @@ def grade(payload: dict[str, Any]) -> dict[str, Any]:
         with a value drawn here) and `num_results`.
     """
     tests = payload["tests"]
-    statuses = {test: _status(outcome(payload["text"], test)) for test in tests}
-    call = _split(tests[0])[0]
-    canary = _status(outcome(payload["text"], f"{CANARY}: {call} == {os.urandom(6).hex()!r}"))
-    return {"statuses": statuses, CANARY: canary, "num_results": len(statuses) + 1}
+    canary = f"{CANARY}: {_split(tests[0])[0]} == {os.urandom(6).hex()!r}"
+    *statuses, found = map(_status, outcomes(payload["text"], [*tests, canary]))
+    return {"statuses": dict(zip(tests, statuses, strict=True)), CANARY: found, "num_results": len(statuses) + 1}
 
 
-def outcome(text: str, test: str) -> str:
-    """Run one test.
+def outcomes(text: str, tests: list[str]) -> list[str]:
+    """Run tests.
 
     Args:
         text: Source that defines the function.
-        test: `NAME: CALL == VALUE`.
+        tests: Each `NAME: CALL == VALUE`.
 
     Returns:
-        Name of the error it fails with; empty if it passes.
+        Per test the name of the error it fails with; empty if it passes.
     """
-    call, value = _split(test)
-    answer = _ask_child(text, call)
-    if answer is None:
-        return "TimeoutError"
+    pairs = [_split(test) for test in tests]
+    calls = [call for call, _ in pairs]
+    answers: list[dict[str, Any]] = []
+    while len(answers) < len(calls):
+        fresh, cause = _ask_child(text, calls[len(answers) :])
+        answers += fresh
+        if len(answers) < len(calls):
+            answers.append({"error": cause})
+    return [_judge(*pair, answer) for pair, answer in zip(pairs, answers, strict=True)]
+
+
+def _judge(call: str, value: str, answer: dict[str, Any]) -> str:
+    """Compare what a call gave with what it should give; the name of the error, or nothing."""
     if answer.get("error"):
         return str(answer["error"])
     try:
@@ -132,35 +141,45 @@ def _split(test: str) -> tuple[str, str]:
     return call, value
 
 
-def _ask_child(text: str, call: str) -> dict[str, Any] | None:
-    """What a child of its own says a call gives, or `None` if it takes too long."""
+def _ask_child(text: str, calls: list[str]) -> tuple[list[dict[str, Any]], str]:
+    """What a child of its own says that calls give: answers in order and, if some are missing, why."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
         try:
-            os.write(writer, json.dumps(_evaluate(text, call)).encode()[:MAX_RESULT_BYTES])
+            for call in calls:
+                line = json.dumps(_evaluate(text, call)).encode()
+                os.write(writer, (line if len(line) < MAX_RESULT_BYTES else b'{"error": "SystemExit"}') + b"\n")
         finally:
             os._exit(0)
     os.close(writer)
-    data = b""
+    answers: list[dict[str, Any]] = []
+    cause, data = "TimeoutError", b""
     deadline = time.monotonic() + WALL_LIMIT_S
-    while (left := deadline - time.monotonic()) > 0:
+    while len(answers) < len(calls) and (left := deadline - time.monotonic()) > 0:
         if not select.select([reader], [], [], left)[0]:
             continue
         part = os.read(reader, MAX_RESULT_BYTES)
-        data += part
+        *lines, data = (data + part).split(b"\n")
+        answers += map(_answer, lines)
         if not part or len(data) > MAX_RESULT_BYTES:
+            cause = "SystemExit"
             break
+        if lines:
+            deadline = time.monotonic() + WALL_LIMIT_S
     os.close(reader)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    if left <= 0:
-        return None
+    return answers[: len(calls)], cause
+
+
+def _answer(line: bytes) -> dict[str, Any]:
+    """One answer of a child; whatever is none counts as its end."""
     try:
-        answer = json.loads(data)
+        answer = json.loads(line)
     except ValueError:
-        return {"error": "SystemExit"}
+        answer = None
     return answer if isinstance(answer, dict) else {"error": "SystemExit"}
 
 
