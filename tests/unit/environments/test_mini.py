@@ -5,6 +5,7 @@ import asyncio
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -123,10 +124,19 @@ def test_an_outcome_is_the_name_of_the_error(text, error):
     assert harness.outcomes(text, ["test_1: f(1) == 1"] * 2) == [error] * 2
 
 
-def test_a_test_that_ends_or_hangs_the_child_spoils_no_other():
+def test_a_test_that_ends_the_child_spoils_no_other():
     text = "import os\ndef f(a):\n    while a == 2:\n        pass\n    return os._exit(0) if a == 3 else a\n"
     tests = [f"test_{n}: f({n}) == {n}" for n in (1, 2, 3, 4)]
     assert harness.outcomes(text, tests) == ["", "TimeoutError", "SystemExit", ""]
+
+
+def test_what_hangs_beyond_the_budget_of_lines_is_waited_for_once(monkeypatch):
+    monkeypatch.setattr(harness, "WALL_LIMIT_S", 0.2)
+    text = "def f(a):\n    return a if a == 1 else sum(range(10**12))\n"
+    tests = [f"test_{n}: f({n}) == {n}" for n in (1, 2, 3, 4)]
+    start = time.monotonic()
+    assert harness.outcomes(text, tests) == ["", *["TimeoutError"] * 3]
+    assert time.monotonic() - start < 0.5
 
 
 FORGE = """
