@@ -5,6 +5,7 @@ of packages without JAX never import it.
 """
 
 import os
+import signal
 from importlib.metadata import version
 from pathlib import Path
 
@@ -37,6 +38,9 @@ _ENVIRONMENT = {
 
 _SET_HERE = [name for name in _ENVIRONMENT if name not in os.environ]
 os.environ.update({name: _ENVIRONMENT[name] for name in _SET_HERE})
+
+# What a shell starts in the background ignores Ctrl-C, and so does all that it starts; some tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says what else the machine does, not whether the code is right.
 hypothesis.settings.register_profile("swerve", deadline=None)
