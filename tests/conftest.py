@@ -6,6 +6,7 @@ of packages without JAX never import it.
 
 import os
 import signal
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -45,6 +46,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes says what else the machine does, not whether the code is right.
 hypothesis.settings.register_profile("swerve", deadline=None)
 hypothesis.settings.load_profile("swerve")
+
+
+@pytest.fixture(scope="module")
+def optimised_commands() -> Iterator[None]:
+    """Processes that the tests start are optimised: whole runs compute more than they compile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "0")
+        patch.setenv("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false --xla_backend_optimization_level=1")
+        yield
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import pytest
 from swerve.environments import load_tasks, save_tasks, shipped_file
 from swerve.telemetry import read_metrics, read_trajectories
 
+pytestmark = pytest.mark.usefixtures("optimised_commands")
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "mini.toml"
 NUM_STEPS = 3
 SETTINGS = {
@@ -39,7 +40,7 @@ def command(*words: object, **settings: object) -> list[str]:
     return [sys.executable, "-m", "swerve.cli", "train", str(RECIPE), *options, *map(str, words)]
 
 
-def finish(words: list[str], timeout: float = 280) -> subprocess.CompletedProcess[str]:
+def finish(words: list[str], timeout: float = 800) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=timeout)
 
 
