@@ -40,6 +40,7 @@ async def main(num_steps: int) -> list[float]:
         end_of_turn_id=tokenizer.end_of_turn_id,
         pad_id=tokenizer.pad_id,
     )
+    engine.warmup()  # compiles, so that no episode's time runs meanwhile
     trainer = GrpoTrainer(
         config,
         params,
