@@ -12,12 +12,11 @@ import functools
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from swerve.sandboxes.bubblewrap import LAUNCHER_FILE
-from swerve.sandboxes.plan import UNPRIVILEGED_ID, gives_root_away, plan_container
+from swerve.sandboxes.plan import UNPRIVILEGED_ID, find_program, gives_root_away, plan_container
 from swerve.sandboxes.protocol import SandboxImage, SandboxLimits
 from swerve.sandboxes.sif import root_of
 from swerve.sandboxes.solo import Launch, guest_config
@@ -43,20 +42,10 @@ def find_apptainer() -> Path:
     Raises:
         MachineError: There is none that runs.
     """
-    complaint = "Apptainer is not installed"
-    for name in ("apptainer", "singularity"):
-        path = shutil.which(name)
-        if path is None:
-            continue
-        try:
-            done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            complaint = f"{path} does not answer ({type(error).__name__})"
-            continue
-        if done.returncode == 0:
-            return Path(path).absolute()
-        complaint = f"{path} does not run: {' '.join(done.stderr.split())[:200]}"
-    raise MachineError(f"{complaint}: {REMEDY}")
+    path, complaint = find_program(("apptainer", "singularity"), "--version", 20.0, lambda done: done.returncode == 0)
+    if path is None:
+        raise MachineError(f"{complaint or 'Apptainer is not installed'}: {REMEDY}")
+    return path
 
 
 class ApptainerBackend:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import subprocess
 import uuid
 from pathlib import Path
 
-from swerve.sandboxes.plan import plan_container
+from swerve.sandboxes.plan import find_program, plan_container
 from swerve.sandboxes.protocol import SandboxImage, SandboxLimits
 from swerve.sandboxes.reaper import Leftovers
 from swerve.sandboxes.solo import Launch, guest_config
@@ -38,21 +37,15 @@ def find_runtime() -> Path:
     Raises:
         MachineError: There is none, or its service does not answer.
     """
-    complaint = "neither Docker nor Podman is installed"
-    for name in ("docker", "podman"):
-        path = shutil.which(name)
-        if path is None:
-            continue
-        try:
-            done = subprocess.run([path, "info"], capture_output=True, text=True, timeout=30, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            complaint = f"{path} does not answer ({type(error).__name__})"
-            continue
+
+    def answers(done: subprocess.CompletedProcess[str]) -> bool:
         # Docker's program exits with 0 even where only its own half could be told.
-        if done.returncode == 0 and "Cannot connect" not in done.stderr and "ERROR" not in done.stderr:
-            return Path(path).absolute()
-        complaint = f"{path} does not answer: {' '.join((done.stderr or done.stdout).split())[:200]}"
-    raise MachineError(f"{complaint}: {REMEDY}")
+        return done.returncode == 0 and "Cannot connect" not in done.stderr and "ERROR" not in done.stderr
+
+    path, complaint = find_program(("docker", "podman"), "info", 30.0, answers)
+    if path is None:
+        raise MachineError(f"{complaint or 'neither Docker nor Podman is installed'}: {REMEDY}")
+    return path
 
 
 class DockerBackend:

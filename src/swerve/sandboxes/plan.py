@@ -6,11 +6,12 @@ import functools
 import importlib.metadata
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,36 @@ ctypes.CDLL(None).dl_iterate_phdr(tell, None)
 """
 """Prints the files of all shared libraries that this Python's own modules need."""
 _RESERVED = (WORKDIR, "/tmp", "/dev", "/proc", "/run", _GUEST_DIR, _PYTHON_DIR)
+
+
+def find_program(
+    names: Sequence[str], argument: str, timeout_s: float, answers: Callable[[subprocess.CompletedProcess[str]], bool]
+) -> tuple[Path | None, str]:
+    """Search for the first program that answers.
+
+    Args:
+        names: In order of preference.
+        argument: Given to each.
+        timeout_s: Wall-clock seconds each may take.
+        answers: Whether an answer is good.
+
+    Returns:
+        Its path, or `None` and the last one's complaint; the complaint is empty if none is installed.
+    """
+    complaint = ""
+    for name in names:
+        path = shutil.which(name)
+        if path is None:
+            continue
+        try:
+            done = subprocess.run([path, argument], capture_output=True, text=True, timeout=timeout_s, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            complaint = f"{path} does not answer ({type(error).__name__})"
+            continue
+        if answers(done):
+            return Path(path).absolute(), ""
+        complaint = f"{path} does not answer: {' '.join((done.stderr or done.stdout).split())[:200]}"
+    return None, complaint
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from swerve.config import cache_directory
-from swerve.types import MachineError
+from swerve.telemetry import write_atomic
 
 TIME_TO_LIVE_S = 24 * 3600.0
 """Seconds after which a sandbox is swept even though its launcher lives."""
@@ -72,13 +72,7 @@ def record(leftovers: Leftovers, time_to_live_s: float = TIME_TO_LIVE_S) -> Path
         "expires": time.time() + time_to_live_s,
         "leftovers": asdict(leftovers),
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps(entry), encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise MachineError(f"{path}: cannot be written: {error.strerror}") from None
+    write_atomic(path, json.dumps(entry))
     return path
 
 

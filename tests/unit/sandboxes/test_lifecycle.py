@@ -322,7 +322,7 @@ def test_an_ordinary_user_can_do_the_same(marked: Marked) -> None:
     else:
         pytest.skip("no Python of this version that another user may run")
     public = Path("/tmp") / marked.marker.rpartition("/")[2]
-    names = ("__init__.py", "types.py", "config", "sandboxes")
+    names = ("__init__.py", "types.py", "config", "telemetry", "sandboxes")
     copies = {_SOURCE / "swerve" / name: public / "swerve" / name for name in names}
     copies |= {HARNESS: public / "harness.py", marked.image.mounts[0].source: public / "answers"}
     try:

@@ -12,8 +12,6 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING
 
-from swerve.types import SwerveError
-
 if TYPE_CHECKING:
     from swerve.environments.cheats import Outcome
 
@@ -48,15 +46,13 @@ def _cheats(arguments: argparse.Namespace) -> int:
 
 
 async def _play(wanted: str) -> list[Outcome]:
-    from swerve.environments import load_tasks, shipped_file
+    from swerve.environments import find_task, load_tasks, shipped_file
     from swerve.environments.cheats import play_all
     from swerve.environments.functions import FunctionsEnvironment
     from swerve.sandboxes import SandboxPool
 
     tasks = load_tasks(shipped_file("functions", "validation"))
-    task = next((task for task in tasks if task.id == (wanted or tasks[0].id)), None)
-    if task is None:
-        raise SwerveError(f"swerve sandbox cheats: --task {wanted}: is no held-out task; see swerve tasks stats")
+    task = find_task(tasks, wanted, "the held-out tasks of functions") if wanted else tasks[0]
     environment = FunctionsEnvironment([task])
     async with SandboxPool(environment.images()) as pool:
         return await play_all(task, pool, environment)

@@ -21,7 +21,7 @@ import types
 from typing import Any, NoReturn, Protocol
 
 from .shell import Shell
-from .system import SERVICE_DIR, WORKDIR, Wakeup, kill_descendants, set_child_limits
+from .system import SERVICE_DIR, WORKDIR, Wakeup, ended_children, kill_descendants, set_child_limits
 
 VISIBLE_TESTS = "visible_tests"
 RUN_TESTS_CLIENT = """#!/bin/sh
@@ -380,13 +380,7 @@ class Sandbox:
             os.close(descriptor)
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status in ended_children():
             self._ended(pid, status)
 
     def _ended(self, pid: int, status: int, killed: bool = False) -> None:

@@ -23,7 +23,14 @@ import traceback
 from typing import Any, NoReturn
 
 from .sandbox import Sandbox, one_line, send_frame
-from .system import adopt_orphans, drop_privileges, end_descendants, join_new_keyring, set_limits
+from .system import (
+    adopt_orphans,
+    drop_privileges,
+    end_descendants,
+    join_new_keyring,
+    set_limits,
+    silence_standard_streams,
+)
 from .zygote import load_harness
 
 _RUNTIME_PREFIXES = ("APPTAINER", "SINGULARITY", "DOCKER", "PODMAN")
@@ -71,9 +78,7 @@ def main() -> NoReturn:
     try:
         join_new_keyring()
         config = stream.frame()
-        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        for descriptor in (0, 1, 2):
-            os.dup2(null, descriptor)
+        silence_standard_streams()
         _run(stream, config)
         os._exit(0)
     except BaseException as error:

@@ -267,6 +267,26 @@ class Wakeup:
         os.close(self.write_fd)
 
 
+def ended_children() -> Iterator[tuple[int, int]]:
+    """Collect the children that have ended: process id and wait status of each."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, status
+
+
+def silence_standard_streams() -> None:
+    """Put nothing in the place of standard input, output and error."""
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.close(null)
+
+
 def adopt_orphans() -> None:
     """Become the parent of every process below whose own parent has ended, as process 1 is anyway."""
     check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "child_subreaper")

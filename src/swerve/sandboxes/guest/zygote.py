@@ -21,7 +21,16 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from .sandbox import Sandbox, one_line, send_frame
-from .system import LOWER_DIR, Wakeup, clone, enter_namespaces, join_new_keyring, set_limits
+from .system import (
+    LOWER_DIR,
+    Wakeup,
+    clone,
+    ended_children,
+    enter_namespaces,
+    join_new_keyring,
+    set_limits,
+    silence_standard_streams,
+)
 
 
 def load_harness(config: dict[str, Any]) -> types.ModuleType | None:
@@ -123,13 +132,7 @@ class Zygote:
         self._sandboxes[pid] = message["sandbox"]
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status in ended_children():
             if pid in self._sandboxes:
                 number = self._sandboxes.pop(pid)
                 self._send({"event": "exited", "sandbox": number, "status": os.waitstatus_to_exitcode(status)})
@@ -146,10 +149,7 @@ def _become_sandbox(
         join_new_keyring()
         enter_namespaces(*owner, config)
         set_limits(limits)
-        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        for descriptor in (0, 1, 2):
-            os.dup2(null, descriptor)
-        os.close(null)
+        silence_standard_streams()
         Sandbox(connection, limits, harness).run()
         os._exit(0)
     except BaseException as error:
