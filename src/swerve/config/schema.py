@@ -157,9 +157,9 @@ class Sandbox:
         backend: What isolates an episode. docker takes Podman, too; unsafe-local isolates nothing.
         images: Where root file systems come from: a folder of SIF files, or for docker a prefix of image names.
         memory_mib: Memory of one sandbox, in MiB.
-        num_processes: Processes and threads of one sandbox.
+        num_processes: Processes and threads of one sandbox; unsafe-local does not limit them.
         disk_mib: What one sandbox may write, in MiB.
-        cpus: Cores of one sandbox; only Docker and Podman keep to it.
+        cpus: Cores of one sandbox, with docker.
         cpu_s: Processor seconds of one process in a sandbox.
         output_kib: Output of one command that is kept, in KiB.
     """
@@ -177,8 +177,9 @@ class Sandbox:
         """Images are named where the backend has none of its own, and only where it can use them."""
         if self.backend in ("apptainer", "docker") and not self.images:
             yield "images", f'is missing: backend = "{self.backend}" needs it'
-        if self.backend == "unsafe-local" and self.images:
-            yield "images", 'has no effect with backend = "unsafe-local": remove it'
+        backend = f'backend = "{self.backend}"'
+        yield from _without_effect(self, self.backend != "unsafe-local", backend, "images", "num_processes")
+        yield from _without_effect(self, self.backend == "docker", backend, "cpus")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

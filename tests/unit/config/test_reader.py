@@ -91,6 +91,11 @@ def test_values_are_taken_and_integers_are_numbers(write):
         ('[tasks]\nfamily = "files"', 'r.toml: tasks.train_file is missing: family = "files" needs it'),
         ('[tasks]\ntrain_file = "a"', 'r.toml: tasks.train_file = "a" has no effect with family = "functions"'),
         ("[rollout]\ntop_p = 0.9", "r.toml: rollout.top_p = 0.9 must be 1.0"),
+        ("[sandbox]\ncpus = 2.0", 'r.toml: sandbox.cpus = 2.0 has no effect with backend = "bubblewrap": remove it'),
+        (
+            '[sandbox]\nbackend = "unsafe-local"\nnum_processes = 8',
+            'r.toml: sandbox.num_processes = 8 has no effect with backend = "unsafe-local": remove it',
+        ),
         (
             "[rollout]\nmax_new_tokens = 512",
             "r.toml: rollout.max_new_tokens = 512 leaves no room for a prompt in context_length = 512",
