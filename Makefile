@@ -33,7 +33,7 @@ demo: $(INSTALLED)  ## Train the shipped policy on real repairs, for minutes
 	$(BIN)/swerve train recipes/demo.toml $(ARGS)
 
 test: $(INSTALLED)  ## Run the tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(INSTALLED)  ## Run the tests that take long
 	$(BIN)/python -m pytest -m slow --timeout 7200 $(ARGS)

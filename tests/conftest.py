@@ -62,11 +62,3 @@ def as_users_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that the test starts run like a user's: optimised, and on all threads."""
     for name in _SET_HERE:
         monkeypatch.delenv(name)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file's tests on one worker: they share what they compiled and started."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))

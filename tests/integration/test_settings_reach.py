@@ -64,7 +64,6 @@ def keys(schema: type) -> set[str]:
     return {setting.key for setting in settings(schema) if setting.key != "kind"}
 
 
-@pytest.mark.xdist_group("training")
 @pytest.mark.timeout(900)
 def test_every_setting_of_training_is_read(tmp_path):
     for split, count in (("train", 2), ("validation", 1)):

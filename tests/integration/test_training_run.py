@@ -72,7 +72,6 @@ def undisturbed(tmp_path_factory) -> Path:
     return run
 
 
-@pytest.mark.xdist_group("training")
 @pytest.mark.timeout(900)
 class TestTrainingRun:
     def test_it_leaves_everything_a_reader_needs(self, undisturbed):
@@ -186,7 +185,6 @@ def assert_nothing_left(marker: str) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.xdist_group("training")
 def test_tasks_that_never_start_end_the_run_with_their_cause(tmp_path):
     files = {}
     for split in ("train", "validation"):

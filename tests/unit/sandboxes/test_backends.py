@@ -36,8 +36,6 @@ from swerve.types import MachineError, SwerveError
 from .conftest import HARNESS, LIMITS, Run
 from .roots import APPTAINER_BIN, build_root, build_sif, podman, tool
 
-pytestmark = pytest.mark.xdist_group("sandboxes")
-
 # `sif` is bubblewrap with a SIF file, and no Apptainer. The last two start programs that take seconds.
 BACKENDS = [
     "bubblewrap",

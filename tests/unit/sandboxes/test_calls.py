@@ -13,8 +13,6 @@ from swerve.sandboxes import (
 
 from .conftest import Run
 
-pytestmark = pytest.mark.xdist_group("sandboxes")
-
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),

@@ -7,8 +7,6 @@ from swerve.sandboxes import Sandbox
 
 from .conftest import LIMITS, Run
 
-pytestmark = pytest.mark.xdist_group("sandboxes")
-
 _NOISE = "echo started; (while :; do echo noise; sleep 0.01; done) & echo $! > pid"
 _COUNT_FORKS = """
 import os, time

@@ -6,8 +6,6 @@ from swerve.sandboxes import Sandbox, SandboxFileError, SandboxPool
 
 from .conftest import LIMITS, Run
 
-pytestmark = pytest.mark.xdist_group("sandboxes")
-
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=300))

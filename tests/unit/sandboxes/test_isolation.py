@@ -7,7 +7,6 @@ from swerve.sandboxes import Sandbox, SandboxPool
 
 from .conftest import Marked, Run
 
-pytestmark = pytest.mark.xdist_group("sandboxes")
 _NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts")
 
 

@@ -24,7 +24,6 @@ from swerve.types import MachineError, SwerveError
 
 from .conftest import HARNESS, LIMITS, Marked, Run
 
-pytestmark = pytest.mark.xdist_group("sandboxes")
 _SOURCE = Path(__file__).parents[3] / "src"
 _LAUNCHER = """
 import asyncio, sys

@@ -13,8 +13,6 @@ from swerve.types import MachineError, SwerveError
 
 from .conftest import HARNESS, LIMITS, Marked, Run
 
-pytestmark = pytest.mark.xdist_group("sandboxes")
-
 
 def test_every_finding_says_what_and_what_to_do() -> None:
     findings = {finding.name: finding for finding in probe.probe()}
