@@ -243,6 +243,9 @@ class Algorithm:
             `sequence` (mean over sequences of their token means), `constant` (sequences times context
             length).
         overlong_filter: Leave out sequences that fill the whole context.
+        skip_zero_advantage: Do not compute sequences whose advantage is 0, as all have of a task always or never
+            solved. The gradient stays what it is: they still count in what it is divided by, as sequences that pass
+            every check of log-probabilities. Means over tokens are then over the others.
         logprob_error_threshold: Leave out sequences whose mean probability ratio of trainer and sampler,
             whichever way is larger, exceeds it; `inf` keeps all.
         kl_coefficient: Weight of the divergence from the starting policy; 0 adds none.
@@ -262,6 +265,7 @@ class Algorithm:
     importance_cap: PositiveFloat = 2.0
     normaliser: Literal["token", "sequence", "constant"] = "token"
     overlong_filter: bool = True
+    skip_zero_advantage: bool = False
     logprob_error_threshold: Annotated[float, Range(1)] = 2.0
     kl_coefficient: NonNegativeFloat = 0.0
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -285,6 +289,11 @@ class Algorithm:
         yield from _without_effect(self, gates, importance, "sequence_gate_low", "sequence_gate_high")
         yield from _without_effect(self, self.importance == "token", importance, "importance_cap")
         yield from _without_effect(self, self.kl_coefficient > 0, "kl_coefficient = 0", "kl_estimator")
+        if self.skip_zero_advantage and self.kl_coefficient > 0:
+            yield (
+                "skip_zero_advantage",
+                f"would leave sequences out that kl_coefficient = {self.kl_coefficient} gives a gradient: set one to 0",
+            )
         if self.loss == "gspo" and gates:
             beyond = "lies beyond the sequence gate, which drops such sequences first: narrow it, or write "
             if 1 - self.clip_low < self.sequence_gate_low:

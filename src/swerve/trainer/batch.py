@@ -110,8 +110,10 @@ def make_batch(
     keep = np.ones(len(pairs), np.bool_)
     if algorithm.overlong_filter:
         keep = algorithms.overlong_filter(lengths, context_length)
-    packed = packing.pack(trajectories, advantages, row_length, rows_per_micro_batch, keep=keep)
-    stats = _batch_stats(groups, trajectories, advantages, keep, packed, weights_version)
+    skip = (advantages == 0.0) & algorithm.skip_zero_advantage
+    computed = [one for one, skipped in zip(trajectories, skip, strict=True) if not skipped]
+    packed = packing.pack(computed, advantages[~skip], row_length, rows_per_micro_batch, keep=keep[~skip])
+    stats = _batch_stats(groups, trajectories, advantages, keep, skip, packed, weights_version)
     return TrainingBatch(packed=packed, stats=stats, weights_version=weights_version)
 
 
@@ -120,11 +122,13 @@ def _batch_stats(
     trajectories: Sequence[Trajectory],
     advantages: Float32Array,
     keep: BoolArray,
+    skip: BoolArray,
     packed: PackedBatch,
     weights_version: int,
 ) -> BatchStats:
     num = len(trajectories)
     lengths = np.array([len(trajectory.tokens) for trajectory in trajectories])
+    sampled = np.array([trajectory.num_sampled_tokens for trajectory in trajectories])
     lags = np.array([_staleness(trajectory, weights_version) for trajectory in trajectories])
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     malformed = sum(turn.num_malformed_calls for turn in turns)
@@ -148,10 +152,12 @@ def _batch_stats(
         turns_mean=share(len(turns), num),
         length_mean=mean(lengths),
         length_max=int(lengths.max()),
-        sampled_tokens_mean=mean(np.array([trajectory.num_sampled_tokens for trajectory in trajectories])),
+        sampled_tokens_mean=mean(sampled),
         staleness_histogram=tuple(np.bincount(lags).tolist()),
         staleness_mean=mean(lags),
         staleness_max=int(lags.max()),
+        num_skipped_seqs=int((keep & skip & (sampled > 0)).sum()),
+        num_skipped_tokens=int(sampled[keep & skip].sum()),
         num_micro_batches=packed.stats.num_micro_batches,
         num_slots=packed.stats.num_slots,
         num_real_tokens=packed.stats.num_real_tokens,

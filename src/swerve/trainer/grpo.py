@@ -90,6 +90,11 @@ class GrpoTrainer:
         version: int = 0,
     ) -> None:
         check_algorithm(algorithm)
+        if algorithm.skip_zero_advantage and router_aux_coefficient:
+            raise SwerveError(
+                "algorithm.skip_zero_advantage would leave sequences out of the router's balance term: set it to "
+                "false, or router_aux_coefficient to 0"
+            )
         self._config = config
         self._algorithm = algorithm
         self._adam = Adam(settings=optimizer)
@@ -138,7 +143,8 @@ class GrpoTrainer:
         It may run in a thread of its own while the trainer is not used otherwise.
         """
         padding = _to_device(self._untrained(()), self._shape)
-        accumulated = self._accumulate(self._params, self._reference, self._zeros(self._params), padding)
+        nothing = _Accumulated(self._zeros(self._params), Sums.zero())
+        accumulated = self._accumulate(self._params, self._reference, nothing, padding)
         copies = jax.tree.map(jnp.copy, (self._params, self._moments))
         self._score(self._params, padding, jnp.float32(self._temperature))
         jax.block_until_ready(self._update(*copies, accumulated, jnp.float32(0.0)))
@@ -181,7 +187,10 @@ class GrpoTrainer:
                 f"prepare it anew"
             )
         start = time.perf_counter()
-        self._accumulated = None
+        skipped = batch.stats.num_skipped_seqs, batch.stats.num_skipped_tokens
+        self._accumulated = _Accumulated(
+            self._zeros(self._params), Sums.of_skipped(*skipped, self._algorithm.normaliser)
+        )
         for micro_batch in batch.packed.micro_batches:
             self.accumulate(micro_batch)
         return self.update(learning_rate, batch.stats, start)
@@ -193,7 +202,7 @@ class GrpoTrainer:
             micro_batch: Of the trainer's shape.
         """
         if self._accumulated is None:
-            self._accumulated = self._zeros(self._params)
+            self._accumulated = _Accumulated(self._zeros(self._params), Sums.zero())
         self._accumulated = self._accumulate(
             self._params, self._reference, self._accumulated, _to_device(micro_batch, self._shape)
         )
@@ -427,8 +436,8 @@ def freeze_routers(params: Params) -> Params:
     return jax.tree_util.tree_map_with_path(freeze, params)
 
 
-def _zeros(params: Params) -> _Accumulated:
-    return _Accumulated(jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), Sums.zero())
+def _zeros(params: Params) -> Params:
+    return jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
 
 
 def _to_device(micro_batch: PackedMicroBatch, shape: tuple[int, int]) -> _DeviceBatch:

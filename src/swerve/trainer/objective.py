@@ -8,10 +8,11 @@ cut.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from swerve import algorithms
 from swerve.config.schema import Algorithm
@@ -41,7 +42,7 @@ class Scored(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What adds up over micro-batches, as scalars; maxima are named so.
+    """What adds up over micro-batches, as scalars of the device or the host; maxima are named so.
 
     Attributes:
         numerator: Of the loss, float32.
@@ -73,7 +74,24 @@ class Sums(NamedTuple):
     def zero(cls) -> Sums:
         """Return the sums of nothing."""
         integers = {"num_tokens", "num_candidates", "num_sequences", "num_gate_passed"}
-        return cls(**{name: jnp.zeros((), jnp.int32 if name in integers else jnp.float32) for name in cls._fields})
+        zeros: dict[str, Any] = {name: (np.int32 if name in integers else np.float32)(0) for name in cls._fields}
+        return cls(**zeros)
+
+    @classmethod
+    def of_skipped(cls, num_sequences: int, num_tokens: int, normaliser: str) -> Sums:
+        """Return what sequences that are not computed add: they are counted, and nothing of theirs is measured.
+
+        Args:
+            num_sequences: How many, each with a token trained on.
+            num_tokens: Their tokens.
+            normaliser: By its name.
+        """
+        counts: dict[str, Any] = dict.fromkeys(
+            ("num_candidates", "num_sequences", "num_gate_passed"), np.int32(num_sequences)
+        )
+        counts["num_tokens"] = np.int32(num_tokens)
+        counts["denominator"] = np.float32(num_tokens if normaliser == "token" else num_sequences)
+        return cls.zero()._replace(**counts)
 
     def add(self, other: Sums) -> Sums:
         """Return the sums of both."""

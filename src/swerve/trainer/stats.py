@@ -15,11 +15,11 @@ from swerve.trainer.optimizer import UpdateNumbers
 class BatchStats:
     """What a batch holds, known before any of it is computed.
 
-    "Sequence" is one trajectory packed; lengths are of whole trajectories, whatever the filters mask.
+    "Sequence" is one trajectory with a verdict; lengths are of whole trajectories, whatever the filters mask.
 
     Attributes:
         num_groups: Groups of the batch, those without signal included. Count.
-        num_sequences: Valid samples packed. Count.
+        num_sequences: Valid samples. Count.
         num_invalid: Attempts left out because they have no verdict (error, agent timeout, cancelled). Count.
         reward_mean: Reward, over `num_sequences`.
         signal_share: Groups whose advantages are not all 0, over `num_groups`.
@@ -40,6 +40,8 @@ class BatchStats:
             that the batch trains. Counts; they add up to `num_sequences`.
         staleness_mean: Updates, over `num_sequences`.
         staleness_max: Updates.
+        num_skipped_seqs: Sequences trained on that are in no row, for their gradient is 0. Count.
+        num_skipped_tokens: Their sampled tokens. Count.
         num_micro_batches: Micro-batches. Count.
         num_slots: Token slots of all micro-batches, padding included. Count.
         num_real_tokens: Slots that hold a token. Count.
@@ -67,6 +69,8 @@ class BatchStats:
     staleness_histogram: tuple[int, ...]
     staleness_mean: float
     staleness_max: int
+    num_skipped_seqs: int
+    num_skipped_tokens: int
     num_micro_batches: int
     num_slots: int
     num_real_tokens: int
@@ -86,10 +90,11 @@ class StepStats:
         grad_norm: Global norm of the gradient, after the division, before clipping.
         clip_scale: What the gradient was multiplied by; 1 where its norm was within the limit.
         update_norm: Global norm of the change of the parameters.
-        entropy: Nats per token of the distribution each token was scored under, over `global_valid_tokens`.
-        token_logdiff_absmean: |lp - lp_gen| in nats, over `global_valid_tokens`.
-        importance_weight_mean: Importance weight before the gate, over `global_valid_tokens`; 1 without weights.
-        kl: Estimated divergence from the reference policy in nats per token, over `global_valid_tokens`; 0 without one.
+        entropy: Nats per token of the distribution each token was scored under, over the tokens trained on that were
+            computed: `global_valid_tokens` less `batch.num_skipped_tokens`.
+        token_logdiff_absmean: |lp - lp_gen| in nats, likewise.
+        importance_weight_mean: Importance weight before the gate, likewise; 1 without weights.
+        kl: Estimated divergence from the reference policy in nats per token, likewise; 0 without one.
         logprob_error_max: Largest `mean_t exp|lp_gen - lp|` of any sequence with a token in the loss mask, before the
             filter on it.
         global_valid_tokens: Tokens trained on, T. Count.
@@ -165,6 +170,7 @@ def step_stats(
         The step's numbers.
     """
     tokens = int(sums.num_tokens)
+    computed = tokens - batch.num_skipped_tokens
     return StepStats(
         step=step,
         learning_rate=learning_rate,
@@ -172,10 +178,10 @@ def step_stats(
         grad_norm=float(numbers.grad_norm),
         clip_scale=float(numbers.clip_scale),
         update_norm=float(numbers.update_norm),
-        entropy=share(float(sums.entropy), tokens),
-        token_logdiff_absmean=share(float(sums.logdiff), tokens),
-        importance_weight_mean=share(float(sums.weight), tokens),
-        kl=share(float(sums.kl), tokens),
+        entropy=share(float(sums.entropy), computed),
+        token_logdiff_absmean=share(float(sums.logdiff), computed),
+        importance_weight_mean=share(float(sums.weight), computed),
+        kl=share(float(sums.kl), computed),
         logprob_error_max=float(sums.logprob_error_max),
         global_valid_tokens=tokens,
         global_valid_seqs=int(sums.num_sequences),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from swerve import models
-from swerve.config.schema import Algorithm
+from swerve.config.schema import Algorithm, Optimizer
 from swerve.trainer import GrpoTrainer, NonFiniteGradientError, TrainerState, check_gap, make_group
 from swerve.types import EpisodeStatus, Group, PackedMicroBatch, SwerveError
 
@@ -197,6 +197,57 @@ def test_masked_sequences_leave_numerator_and_denominator(gated: GrpoTrainer) ->
     assert stats.global_valid_seqs == 3
     assert stats.global_valid_tokens == count
     assert stats.batch.length_mean == (3 * 12 + CONTEXT) / 4  # masked is not length 0
+
+
+@pytest.mark.parametrize("normaliser", ["token", "sequence", "constant"])
+def test_sequences_without_gradient_need_not_be_computed(normaliser: str) -> None:
+    """The same update from fewer rows: a group without signal, and a full sequence that the overlong filter drops."""
+    changes: dict[str, object] = {"normaliser": normaliser, "overlong_filter": True}
+    every, skipping = (
+        make_trainer(
+            dataclasses.replace(OPEN, **changes, skip_zero_advantage=skip),  # pyright: ignore[reportArgumentType]
+            optimizer=Optimizer(eps=1.0),  # so that the update is proportional to the gradient
+        )
+        for skip in (False, True)
+    )
+    before = leaves(every.params)
+    solved = [make_trajectory("u", i, 9 + i, reward=1.0) for i in range(3)]
+    groups = [*make_groups(2), make_group([*solved, make_trajectory("u", 3, CONTEXT, reward=1.0)])]
+    expected = every.step(every.prepare(groups), learning_rate=1.0)
+    batch = skipping.prepare(groups)
+    found = skipping.step(batch, learning_rate=1.0)
+    moved = [
+        {name: after[name] - before[name] for name in before} for after in map(leaves, (skipping.params, every.params))
+    ]
+    assert_close(moved[0], moved[1])
+    assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+    assert found.loss == pytest.approx(expected.loss, abs=1e-6)
+    for name in ("global_valid_tokens", "global_valid_seqs", "kept_share", "kept_logprob_error_share"):
+        assert getattr(found, name) == getattr(expected, name)
+    assert found.batch.num_sequences == expected.batch.num_sequences == 12
+    assert (found.batch.num_skipped_seqs, expected.batch.num_skipped_seqs) == (3, 0)
+    assert found.batch.num_skipped_tokens == sum(one.num_sampled_tokens for one in solved)
+    assert found.batch.num_real_tokens == expected.batch.num_real_tokens - sum(9 + i for i in range(3)) - CONTEXT
+    assert found.entropy > 0
+
+
+def test_a_step_without_signal_is_a_step_with_no_gradient() -> None:
+    trainer = make_trainer(dataclasses.replace(OPEN, skip_zero_advantage=True))
+    before = jax.device_get(trainer.params)
+    stats = trainer.step(
+        trainer.prepare([make_group([make_trajectory("u", i, 9, reward=0.0) for i in range(4)])]), learning_rate=RATE
+    )
+    assert (stats.grad_norm, stats.batch.num_micro_batches, stats.entropy, trainer.version) == (0, 0, 0, 1)
+    assert stats.global_valid_seqs == stats.batch.num_skipped_seqs == 4
+    assert_same(trainer.params, before)
+
+
+def test_what_gives_every_sequence_a_gradient_lets_none_be_skipped() -> None:
+    skipping = dataclasses.replace(OPEN, skip_zero_advantage=True)
+    with pytest.raises(SwerveError, match=r"skip_zero_advantage = True would leave .* kl_coefficient = 0.1"):
+        make_trainer(dataclasses.replace(skipping, kl_coefficient=0.1))
+    with pytest.raises(SwerveError, match="balance term"):
+        make_trainer(skipping, router_aux_coefficient=0.01)
 
 
 def test_the_benchmarks_gates_reject_by_cause(gated: GrpoTrainer) -> None:
