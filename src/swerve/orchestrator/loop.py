@@ -59,6 +59,7 @@ class TrainingLoop:
         self._throughput = ThroughputMeter()
         self._started = time.perf_counter() if started is None else started
         self._seconds_before = state.seconds
+        self._rewarded = asyncio.Event()
 
     @property
     def state(self) -> LoopState:
@@ -80,8 +81,11 @@ class TrainingLoop:
         try:
             if recipe.evaluation.before and self._state.step == 0:
                 await self._evaluate()
-        finally:
+            self._rewarded.set()
             await compiling
+        finally:
+            compiling.cancel()
+            await asyncio.wait([compiling])
         while self._state.step < last and self._seconds() < recipe.training.time_limit_s:
             await self._step()
             every = recipe.evaluation.every
@@ -95,7 +99,8 @@ class TrainingLoop:
         return self._state
 
     async def _compile_ahead(self) -> None:
-        """Have the trainer's programs ready when the first step is."""
+        """Have the trainer's programs ready when the first step is, without delaying the first reward."""
+        await self._rewarded.wait()
         if self._state.step < self._recipe.training.num_steps:
             await asyncio.to_thread(self._roles.trainer.warm_up)
 
@@ -208,6 +213,8 @@ class TrainingLoop:
             one = progress.trajectory
             if kept is not None and not progress.will_retry:
                 kept[one.task_id, one.sample_index] = one
+            if one.reward is not None:
+                self._rewarded.set()
             if self._state.first_reward_s is None and one.reward is not None:
                 self._state = dataclasses.replace(self._state, first_reward_s=self._seconds())
                 self._roles.progress.say(f"first reward: {one.reward:g} for {one.task_id}")

@@ -32,8 +32,10 @@ class NoPolicy:
 class IdleTrainer:
     """Never gets a batch."""
 
+    num_warm_ups = 0
+
     def warm_up(self):
-        pass
+        self.num_warm_ups += 1
 
 
 def loop_of(tmp_path, **evaluation):
@@ -71,6 +73,18 @@ def test_a_step_that_cannot_be_played_ends_the_run_with_its_cause(tmp_path):
 def test_an_evaluation_that_cannot_be_played_ends_the_run_with_its_cause(tmp_path):
     with pytest.raises(MachineError, match="evaluation after step 0: each of the 6 episodes failed: error: no engine"):
         asyncio.run(loop_of(tmp_path).run())
+
+
+@pytest.mark.timeout(60)
+def test_the_trainer_compiles_once_there_is_a_reward_or_none_to_wait_for(tmp_path):
+    failing = loop_of(tmp_path)
+    with pytest.raises(MachineError):
+        asyncio.run(failing.run())
+    assert failing._roles.trainer.num_warm_ups == 0
+    training = loop_of(tmp_path, before=False)
+    with pytest.raises(MachineError, match="step 1"):
+        asyncio.run(training.run())
+    assert training._roles.trainer.num_warm_ups == 1
 
 
 def attempt(task, status, error="", reward=None):
