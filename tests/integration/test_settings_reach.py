@@ -113,7 +113,13 @@ def _read_by_other_losses(seen: set[str]) -> None:
 def test_every_setting_of_pretraining_is_read(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(pretraining, "load_sources", lambda train, held_out, cache: asked.append((train, held_out)))
-    recipe = PretrainRecipe(run=sections.Run(name="r", directory=str(tmp_path)))
+    recipe = PretrainRecipe(
+        run=sections.Run(name="r", directory=str(tmp_path)),
+        model=sections.Model(hidden_size=16, num_hidden_layers=2, full_attention_interval=2, num_experts=2),
+        data=sections.PretrainData(context_length=320, num_held_back=2),
+        training=sections.Pretraining(num_tokens=1, row_length=320, rows_per_micro_batch=1),
+        continuation=sections.Continuation(num_tokens=1),
+    )
     seen: set[str] = set()
     watched = recorded(recipe, seen)
     pretraining.read_sources(watched, lambda line: None)
@@ -128,9 +134,13 @@ def test_every_setting_of_pretraining_is_read(tmp_path, monkeypatch):
     sources = Sources(corpus=corpus[:-4], held_back=corpus[-4:], task_functions=(), forbidden=frozenset())
     directory = RunDirectory.create(choose_path(watched, Path("r.toml")), recipe, {})
     try:
-        pretraining.run_pretraining(watched, sources, directory, lambda line: None, lambda: True)
+        finished = pretraining.run_pretraining(watched, sources, directory, lambda line: None, lambda: False)
     finally:
         directory.close()
+    assert finished is not None
+    assert finished == directory.path / "continuation" / "hf-final"
+    weights = [(path / "model.safetensors").read_bytes() for path in (finished, directory.path / "hf-final")]
+    assert weights[0] != weights[1]
     seen |= {"run.name", "run.directory"}
     assert keys(PretrainRecipe) - seen == set()
     # What was handed over is used there: `settings.NAME` stands in the trainer for each of its own settings.

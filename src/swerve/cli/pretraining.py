@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,32 +65,48 @@ def run_pretraining(
         files_first=data.files_first,
         lines_first=data.lines_first,
     )
-    stream = sources.stream(
-        renderer, seed=recipe.run.seed, noise=noise, mixture=mixture, max_tokens=data.context_length
-    )
-    held_back = sources.held_back_stream(renderer, seed=recipe.run.seed + 1, max_tokens=data.context_length)
+    seed = recipe.run.seed
     config = Qwen35MoeConfig(vocab_size=tokenizer.vocab_size, **dataclasses.asdict(recipe.model))
-    trainer = Pretrainer(config, pretrain_settings(recipe), stream)
+    held_back_stream = sources.held_back_stream(renderer, seed=seed + 1, max_tokens=data.context_length)
+    held_back = [held_back_stream.sequence(position) for position in range(data.num_held_back)]
 
     def export(path: Path, params: Any) -> None:
         save_hf(path, config, params)
         copy_tokenizer(folder, path)
 
-    lines = pretrain(
-        trainer,
-        directory.path,
-        [held_back.sequence(position) for position in range(data.num_held_back)],
-        export=export,
-        stop=stop,
-    )
-    for line in lines:
-        exact = f"  exact repairs {line['eval_exact']:.3f}" if "eval_exact" in line else ""
-        say(
-            f"{line['tokens'] / 1e6:.2f} of {recipe.training.num_tokens / 1e6:g} M tokens  loss {line['loss']:.3f}  "
-            f"right edits {line['call_nll']:.3f} nats/token  {line['tokens_per_s']:,.0f} tokens/s{exact}"
+    def imitate(trainer: Pretrainer, path: Path) -> bool:
+        of = trainer.settings.num_tokens
+        for line in pretrain(trainer, path, held_back, export=export, stop=stop):
+            exact = f"  exact repairs {line['eval_exact']:.3f}" if "eval_exact" in line else ""
+            say(
+                f"{line['tokens'] / 1e6:.2f} of {of / 1e6:g} M tokens  loss {line['loss']:.3f}  "
+                f"right edits {line['call_nll']:.3f} nats/token  {line['tokens_per_s']:,.0f} tokens/s{exact}"
+            )
+        return trainer.num_tokens >= of
+
+    draw = functools.partial(sources.stream, renderer, max_tokens=data.context_length)
+    path = directory.path
+    trainer = Pretrainer(config, pretrain_settings(recipe), draw(seed=seed, noise=noise, mixture=mixture))
+    if not imitate(trainer, path):
+        return None
+    then = recipe.continuation
+    if then.num_tokens:
+        say(f"going on for {then.num_tokens / 1e6:g} M tokens with the demonstrations of [continuation]")
+        path = path / "continuation"
+        noise = dataclasses.replace(
+            noise,
+            right_edit=then.right_edit,
+            give_up=then.give_up,
+            max_attempts=then.max_attempts,
+            wrong_by_kind=then.wrong_by_kind,
         )
-    finished = directory.path / "hf-final"
-    return finished if trainer.num_tokens >= recipe.training.num_tokens else None
+        mixture = Mixture(
+            mini_share=then.mini_share, task_share=data.task_share, short_first=0, files_first=0, lines_first=0
+        )
+        stream = draw(seed=seed + 2, noise=noise, mixture=mixture)
+        if not imitate(Pretrainer(config, continuation_settings(recipe), stream, trainer.params), path):
+            return None
+    return path / "hf-final"
 
 
 def pretrain_settings(recipe: PretrainRecipe) -> PretrainSettings:
@@ -97,3 +114,17 @@ def pretrain_settings(recipe: PretrainRecipe) -> PretrainSettings:
     training, optimizer = dataclasses.asdict(recipe.training), dataclasses.asdict(recipe.optimizer)
     training["micro_batches"] = tuple((int(start), int(count)) for start, count in recipe.training.micro_batches)
     return PretrainSettings(optimizer=optimizer.pop("kind"), seed=recipe.run.seed, **training, **optimizer)
+
+
+def continuation_settings(recipe: PretrainRecipe) -> PretrainSettings:
+    """The settings of the pre-trainer in a recipe's second phase."""
+    then = recipe.continuation
+    return dataclasses.replace(
+        pretrain_settings(recipe),
+        num_tokens=then.num_tokens,
+        learning_rate=then.learning_rate,
+        warmup_tokens=then.warmup_tokens,
+        micro_batches=((0, then.micro_batches),),
+        decay_share=1.0,
+        export_tokens=0,
+    )

@@ -57,6 +57,10 @@ def _pretrain(recipe: PretrainRecipe) -> dict[str, float]:
         more = max(0, math.ceil((min(end, training.num_tokens) - tokens) / (slots * micro_batches)))
         steps += more
         tokens += more * slots * micro_batches
+    if then := recipe.continuation.num_tokens:
+        more = math.ceil(then / (slots * recipe.continuation.micro_batches))
+        steps += more
+        tokens += more * slots * recipe.continuation.micro_batches
     return {
         "optimizer_steps": steps,
         "token_slots": tokens,

@@ -7,7 +7,7 @@ field `temperature` of the section `rollout` is `temperature = 1.0` under `[roll
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, ClassVar, Literal
 
 from swerve.config.constraints import (
@@ -573,6 +573,40 @@ class PretrainNoise:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Continuation:
+    """A second, short phase with a fresh optimizer and other demonstrations, for habits rather than knowledge.
+
+    What it does not name is as in the first phase. Its learning rate falls linearly, all along.
+
+    Attributes:
+        num_tokens: Token slots in all, padding included; 0 leaves the phase out.
+        learning_rate: Step size after warm-up.
+        warmup_tokens: Token slots over which it rises from 0.
+        micro_batches: Micro-batches of one step.
+        mini_share: Part made of freshly generated functions.
+        right_edit: Probability that an attempt is the fix.
+        give_up: Probability of finishing after a failed attempt although attempts are left.
+        max_attempts: Edits of one episode at most.
+        wrong_by_kind: Draw half of the wrong edits so that each kind of edit is equally likely, as faults are drawn.
+    """
+
+    num_tokens: CountOrZero = 0
+    learning_rate: PositiveFloat = 2.5e-3
+    warmup_tokens: CountOrZero = 100_000
+    micro_batches: Count = 2
+    mini_share: Share = 0.4
+    right_edit: Share = 0.55
+    give_up: Share = 0.6
+    max_attempts: Count = 6
+    wrong_by_kind: bool = True
+
+    def contradictions(self) -> Contradictions:
+        """Nothing is set of a phase that is left out."""
+        keys = [field.name for field in fields(self) if field.name != "num_tokens"]
+        yield from _without_effect(self, self.num_tokens > 0, "num_tokens = 0", *keys)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PretrainOptimizer:
     """How the imitation loss becomes an update.
 
@@ -657,6 +691,7 @@ class PretrainRecipe:
         noise: How imperfect that is.
         optimizer: How the loss becomes an update.
         training: How long it goes on.
+        continuation: What comes after it.
     """
 
     KIND: ClassVar[str] = "pretrain"
@@ -668,11 +703,17 @@ class PretrainRecipe:
     noise: PretrainNoise = field(default_factory=PretrainNoise)
     optimizer: PretrainOptimizer = field(default_factory=PretrainOptimizer)
     training: Pretraining = field(default_factory=Pretraining)
+    continuation: Continuation = field(default_factory=Continuation)
 
     def contradictions(self) -> Contradictions:
         """What no single section can see."""
         if self.training.row_length < self.data.context_length:
             yield "training.row_length", f"must be at least data.context_length = {self.data.context_length}"
+        if self.continuation.num_tokens and self.continuation.mini_share + self.data.task_share > 1:
+            yield (
+                "continuation.mini_share",
+                f"and data.task_share = {self.data.task_share} are more than the whole: lower one",
+            )
 
 
 Recipe = TrainRecipe | PretrainRecipe

@@ -236,18 +236,25 @@ def _matrix_dims(path: tuple[Any, ...], leaf: jax.Array) -> optax.contrib.MuonDi
 class Pretrainer:
     """The state of a run and its compiled programs."""
 
-    def __init__(self, config: models.Qwen35MoeConfig, settings: PretrainSettings, source: SequenceSource) -> None:
-        """Begin with initial parameters.
+    def __init__(
+        self,
+        config: models.Qwen35MoeConfig,
+        settings: PretrainSettings,
+        source: SequenceSource,
+        params: Params | None = None,
+    ) -> None:
+        """Begin.
 
         Args:
             config: Shape of the model.
             settings: How imitation proceeds.
             source: What to imitate.
+            params: Starting weights, which the first step consumes; initial ones are drawn if `None`.
         """
         self.config = config
         self.settings = settings
         self.rows = Rows(source=source, settings=settings)
-        self.params: Params = _initial_params(config, settings)
+        self.params: Params = _initial_params(config, settings) if params is None else params
         optimizer = make_optimizer(settings, self.params)
         self.opt_state: Any = optimizer.init(self.params)
         self.num_steps = 0

@@ -1,7 +1,9 @@
 """Batch arithmetic on numbers small enough to check by hand."""
 
+import dataclasses
+
 from swerve.config import PretrainRecipe, TrainRecipe, batch_arithmetic
-from swerve.config.schema import Evaluation, Packing, Pretraining, Rollout, Tasks, Training
+from swerve.config.schema import Continuation, Evaluation, Packing, Pretraining, Rollout, Tasks, Training
 
 
 def test_training_counts():
@@ -45,3 +47,6 @@ def test_pretraining_counts():
         "micro_batch_token_slots": 1_000,
         "exports": 2,
     }
+    longer = dataclasses.replace(recipe, continuation=Continuation(num_tokens=5_000, micro_batches=3))
+    assert batch_arithmetic(longer)["optimizer_steps"] == 10
+    assert batch_arithmetic(longer)["token_slots"] == 18_000

@@ -154,6 +154,7 @@ def test_no_setting_of_the_loss_is_without_effect(write, body, keys):
     [
         ('[optimizer]\nkind = "adamw"\nmomentum = 0.9', "optimizer.momentum"),
         ('[data]\nfamilies = ["mini"]', "data.task_share"),
+        ("[continuation]\ngive_up = 0.5", "continuation.give_up"),
     ],
 )
 def test_no_setting_of_pretraining_is_without_effect(write, body, key):

@@ -21,10 +21,12 @@ from swerve.environments.demonstrations.corpus import (
     read_lock,
     skeleton,
 )
+from swerve.environments.demonstrations.repairs import _by_kind
 from swerve.environments.demonstrations.spans import difference, replacement
 from swerve.environments.demonstrations.stream import break_anew, render
-from swerve.environments.functions.mutations import apply, candidates, sites
+from swerve.environments.functions.mutations import Edit, apply, candidates, sites
 from swerve.environments.mini import generate
+from swerve.environments.mini.bugs import breaks
 from swerve.rendering import ConversationRenderer, Template, Tokenizer, parse_tool_calls
 from swerve.types import SwerveError
 
@@ -90,12 +92,14 @@ def test_an_inserted_word_takes_its_neighbour_along():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**9))
-def test_a_demonstration_ends_with_finish_and_never_repeats_an_edit(seed):
+@given(st.integers(0, 10**9), st.booleans())
+def test_a_demonstration_ends_with_finish_and_never_repeats_an_edit(seed, wrong_by_kind):
     rng = random.Random(seed)
     problem = break_anew(rng, generate(rng).right)
     assume(problem is not None)
-    made = demonstrate(rng, problem.broken, problem.fix, Noise(invalid_edit=0.3))
+    guesses = [edit for _, edit in breaks(problem.broken)] if wrong_by_kind else []
+    noise = Noise(invalid_edit=0.3, wrong_by_kind=wrong_by_kind)
+    made = demonstrate(rng, problem.broken, problem.fix, noise, guesses=guesses)
     assume(made is not None)
     edits = [
         (parameters["old_str"], parameters["new_str"])
@@ -111,6 +115,16 @@ def test_a_demonstration_ends_with_finish_and_never_repeats_an_edit(seed):
         old, new = edits[-1]
         assert problem.broken.replace(old, new) == apply(problem.broken, problem.fix)
         assert made.weights[-2:] == (1.0, 1.0)
+
+
+def test_wrong_edits_by_kind_are_all_there_and_rare_kinds_come_early():
+    rng = random.Random(0)
+    many = [Edit("name", i, i + 1, "x") for i in range(99)]
+    lone = Edit("compare", 0, 1, "<")
+    orders = [_by_kind(rng, [lone, *many]) for _ in range(200)]
+    assert all(len(order) == 100 and set(order) == {lone, *many} for order in orders)
+    first = sum(order[-1] == lone for order in orders)  # edits are taken from the end
+    assert 0.15 < first / 200 < 0.35  # half the time a kind is drawn, and this is one of two
 
 
 def test_equal_seeds_give_equal_demonstrations():

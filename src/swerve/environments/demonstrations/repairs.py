@@ -55,6 +55,8 @@ class Noise:
         max_attempts: Edits of one episode at most.
         wrong_weight: Loss weight of a turn with a wrong edit, or of giving up.
         code_weight: Loss weight of the source as the editor shows it.
+        wrong_by_kind: Draw half of the wrong edits so that each kind of edit is equally likely, as faults are drawn;
+            otherwise every edit is.
     """
 
     right_edit: float = 0.55
@@ -63,6 +65,7 @@ class Noise:
     max_attempts: int = 3
     wrong_weight: float = 0.35
     code_weight: float = 0.25
+    wrong_by_kind: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,6 +144,7 @@ def demonstrate(
     noise: Noise,
     test_names: Sequence[str] = (),
     *,
+    guesses: Sequence[Edit] = (),
     size: Size = "span",
 ) -> Demonstration | None:
     """Demonstrate the repair of a function.
@@ -151,6 +155,7 @@ def demonstrate(
         fix: The edit that mends it.
         noise: How imperfect to be.
         test_names: Names of the visible tests; imagined if there are none.
+        guesses: Edits that may be tried in vain beside the inverses of all mutations.
         size: What one edit rewrites: the smallest span, its line, or the file. The larger, the more is to be copied.
 
     Returns:
@@ -176,8 +181,11 @@ def demonstrate(
         written = None
         if not solved:
             if pool is None:
-                pool = [edit for edit in candidates(broken) if apply(broken, edit) != right]
+                outcomes = {apply(broken, edit): edit for edit in [*guesses, *candidates(broken)]}
+                pool = [edit for outcome, edit in outcomes.items() if outcome != right]
                 rng.shuffle(pool)
+                if noise.wrong_by_kind:
+                    pool = _by_kind(rng, pool)
             while pool and written is None:
                 written = _rewrite(broken, pool.pop(), size)
         if written is None:
@@ -195,6 +203,18 @@ def demonstrate(
     weights.append(1.0 if solved or attempts >= noise.max_attempts else noise.wrong_weight)
     return Demonstration(problem=problem_statement(function_name(broken), tests.error), turns=tuple(turns),
                          weights=tuple(weights))  # fmt: skip
+
+
+def _by_kind(rng: random.Random, shuffled: Sequence[Edit]) -> list[Edit]:
+    """The edits anew, to be taken from the end: half the time one of a random kind that is left, else any."""
+    left, order = list(shuffled), list[Edit]()
+    while left:
+        taken = len(left) - 1
+        if rng.random() < 0.5:
+            kind = rng.choice(sorted({edit.kind for edit in left}))
+            taken = max(i for i, edit in enumerate(left) if edit.kind == kind)
+        order.append(left.pop(taken))
+    return order[::-1]
 
 
 def _view() -> Call:

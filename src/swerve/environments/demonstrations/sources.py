@@ -14,6 +14,7 @@ from swerve.environments.demonstrations.corpus import CorpusFunction, load_corpu
 from swerve.environments.demonstrations.repairs import Noise
 from swerve.environments.demonstrations.stream import BrokenFunction, DemonstrationStream, Mixture
 from swerve.environments.functions.packages import Package, SourceFunction, functions, packages, source_tree
+from swerve.environments.mini.bugs import breaks
 from swerve.environments.mini.generator import generate
 from swerve.environments.tasks import REPAIR_FILE, gold_text, load_tasks
 from swerve.rendering import ConversationRenderer
@@ -47,7 +48,8 @@ class Sources:
                 function = generate(rng)
                 if function.broken not in forbidden and function.right not in forbidden:
                     names = tuple(f"test_{i}" for i in range(1, 1 + rng.choice((2, 3, 3, 3))))
-                    return BrokenFunction(broken=function.broken, fix=function.fix, test_names=names)
+                    guesses = tuple(edit for _, edit in breaks(function.broken))
+                    return BrokenFunction(broken=function.broken, fix=function.fix, test_names=names, guesses=guesses)
 
         return make
 

@@ -30,11 +30,13 @@ class BrokenFunction:
         broken: Its text, without a trailing newline.
         fix: The edit that mends it.
         test_names: Names of its visible tests, or none.
+        guesses: Edits as plausible as the fix, beside the inverses of all mutations.
     """
 
     broken: str
     fix: Edit
     test_names: tuple[str, ...] = ()
+    guesses: tuple[Edit, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +137,15 @@ class DemonstrationStream:
             problem = self._broken_function(rng, position)
             if problem is not None:
                 size = self._size(rng, first)
-                made = demonstrate(rng, problem.broken, problem.fix, self._noise, problem.test_names, size=size)
+                made = demonstrate(
+                    rng,
+                    problem.broken,
+                    problem.fix,
+                    self._noise,
+                    problem.test_names,
+                    guesses=problem.guesses if self._noise.wrong_by_kind else (),
+                    size=size,
+                )
                 if made is not None:
                     return made
             position += len(self._order) // 3 + 1
