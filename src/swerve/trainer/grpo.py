@@ -192,7 +192,7 @@ class GrpoTrainer:
             self._zeros(self._params), Sums.of_skipped(*skipped, self._algorithm.normaliser)
         )
         for micro_batch in batch.packed.micro_batches:
-            # Laid out while the device was busy, handed over when it is not: two in flight hold two sets of activations.
+            # Laid out while the device was busy, handed over when it is not: two in flight need twice the memory.
             jax.block_until_ready(self._accumulated)
             self.accumulate(micro_batch)
         return self.update(learning_rate, batch.stats, start)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from swerve.types import Task
 
 FAMILIES = ("functions", "mini")
-TRIES = (1, 2, 3, 4)
+TRIES = (1, 2, 3, 4, 5)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
