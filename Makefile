@@ -29,7 +29,7 @@ $(INSTALLED): requirements.lock pyproject.toml | $(VENV)/bin/python
 
 install: $(INSTALLED)  ## Install Swerve and its tools into .venv
 
-demo: $(INSTALLED)  ## Train the shipped policy on real repairs, for minutes
+demo: $(INSTALLED)  ## Train the shipped policy to repair small functions, in minutes
 	$(BIN)/swerve train recipes/demo.toml $(ARGS)
 
 test: $(INSTALLED)  ## Run the tests

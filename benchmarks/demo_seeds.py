@@ -48,9 +48,9 @@ def run(recipe: Path, seed: int, directory: Path) -> dict[str, float]:
 
 
 def blind_enumeration(recipe_path: Path) -> Baseline:
-    """What blind enumeration achieves with the edits an episode can test: one turn looks, one finishes."""
+    """What blind enumeration achieves with the edits an episode can test: all its turns but the one that looks."""
     recipe = read_recipe_as(TrainRecipe, recipe_path)
-    return baseline(load_tasks(shipped_file(recipe.tasks.family, "validation")), recipe.agent.max_turns - 2)
+    return baseline(load_tasks(shipped_file(recipe.tasks.family, "validation")), recipe.agent.max_turns - 1)
 
 
 def table(rows: list[dict[str, float]], blind: Baseline) -> str:

@@ -45,7 +45,7 @@ async def main(num_steps: int) -> list[float]:
         config,
         params,
         algorithm=Algorithm(),
-        optimizer=Optimizer(learning_rate=2e-4),
+        optimizer=Optimizer(eps=1.0),
         context_length=CONTEXT,
         row_length=CONTEXT,
         rows_per_micro_batch=4,
@@ -55,7 +55,7 @@ async def main(num_steps: int) -> list[float]:
 
     # Where episodes happen: a sandbox each, and a fresh one for the hidden tests.
     environment = MiniEnvironment()
-    settings = EpisodeSettings(sampling=SamplingParams(temperature=1.0), limits=Limits(max_turns=5))
+    settings = EpisodeSettings(sampling=SamplingParams(temperature=1.0), limits=Limits(max_turns=6))
     rewards: list[float] = []
     async with SandboxPool(environment.images()) as pool:
         roles = EpisodeRoles(
@@ -74,7 +74,7 @@ async def main(num_steps: int) -> list[float]:
             if step == 1:
                 check_gap(trainer.sampler_trainer_gap([one for group in attempts for one in group]), limit=1e-3)
             # 3. One forward and backward pass, one update. 4. The sampler gets the new weights, and proves it.
-            stats = trainer.step(batch, learning_rate=2e-4)
+            stats = trainer.step(batch, learning_rate=0.5)
             publisher.publish(trainer.params, trainer.version)
             rewards.append(stats.batch.reward_mean)
             print(f"step {step}: reward {rewards[-1]:.3f}  loss {stats.loss:+.4f}  grad norm {stats.grad_norm:.3f}")

@@ -1,4 +1,4 @@
-"""What the demo promises: over five seeds it learns, ends above its target, and fits in memory."""
+"""What the demo promises: over five seeds it learns, ends above its target, and fits in time and memory."""
 
 import statistics
 from pathlib import Path
@@ -16,8 +16,9 @@ def test_over_five_seeds_the_demo_learns() -> None:
     rows, blind = run_seeds(RECIPE, 5), blind_enumeration(RECIPE)
     print(table(rows, blind))
     mean = {name: statistics.fmean(row[name] for row in rows) for name in rows[0] if name.startswith("pass_at_")}
-    for name, of_blind in (("pass_at_1", blind.pass_at_1), ("pass_at_4", blind.pass_at_4)):
-        assert mean[f"{name}_after"] - mean[f"{name}_before"] >= 0.10
-        assert mean[f"{name}_after"] > of_blind
-    assert mean["pass_at_4_after"] >= 0.69
+    assert max(row["pass_at_1_before"] for row in rows) <= 0.60
+    assert sum(row["pass_at_1_after"] >= 0.69 for row in rows) >= 4
+    assert mean["pass_at_1_after"] - mean["pass_at_1_before"] >= 0.10
+    assert mean["pass_at_1_after"] > blind.pass_at_1
+    assert mean["pass_at_4_after"] > blind.pass_at_4
     assert max(row["peak_rss_bytes"] for row in rows) < 3e9
