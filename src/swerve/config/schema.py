@@ -292,7 +292,8 @@ class Algorithm:
         if self.skip_zero_advantage and self.kl_coefficient > 0:
             yield (
                 "skip_zero_advantage",
-                f"would leave sequences out that kl_coefficient = {self.kl_coefficient} gives a gradient: set one to 0",
+                f"would leave out sequences that kl_coefficient = {self.kl_coefficient} gives a gradient: set it to "
+                "false, or kl_coefficient to 0",
             )
         if self.loss == "gspo" and gates:
             beyond = "lies beyond the sequence gate, which drops such sequences first: narrow it, or write "
