@@ -17,8 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from swerve.cli.composition import read_tasks
 from swerve.config import TrainRecipe, read_recipe_as
-from swerve.environments import load_tasks, shipped_file
 from swerve.environments.functions.baseline import Baseline, baseline
 
 COLUMNS = ("pass_at_1_before", "pass_at_1_after", "pass_at_4_before", "pass_at_4_after", "first_reward_s", "seconds")
@@ -48,9 +48,10 @@ def run(recipe: Path, seed: int, directory: Path) -> dict[str, float]:
 
 
 def blind_enumeration(recipe_path: Path) -> Baseline:
-    """What blind enumeration achieves with the edits an episode can test: all its turns but the one that looks."""
+    """What blind enumeration achieves on the same tasks, with a try in every turn but the one that looks."""
     recipe = read_recipe_as(TrainRecipe, recipe_path)
-    return baseline(load_tasks(shipped_file(recipe.tasks.family, "validation")), recipe.agent.max_turns - 1)
+    tasks = read_tasks(recipe.tasks, recipe.evaluation.num_tasks).validation
+    return baseline(tasks, recipe.agent.max_turns - 1)
 
 
 def table(rows: list[dict[str, float]], blind: Baseline) -> str:

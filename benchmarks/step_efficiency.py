@@ -11,7 +11,6 @@ change goes; absolute sizes do not matter, since the learning rate sets them.
 
 import argparse
 import asyncio
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,19 +89,28 @@ def gradient(trainer: Any, groups: Sequence[Group]) -> Leaves:
     return [-leaf / batch.stats.num_sequences for leaf in jax.tree.leaves(accumulated.gradients)]
 
 
-def change(trainer: Any, direction: Leaves, probe: Sequence[Trajectory]) -> float:
-    """Root mean square change of the probe's sampled tokens' log-probabilities, per unit along a direction, in nats."""
-    start = jax.device_get(trainer.params)
-    size = PROBE_NORM / np.sqrt(sum(float(np.vdot(d, d)) for d in direction))
-    tree = jax.tree.structure(start)
+def change_along(trainer: Any, probe: Sequence[Trajectory]) -> Callable[[Leaves], float]:
+    """A measure of directions: how much the log-probabilities of a probe's sampled tokens change per unit along one.
+
+    Args:
+        trainer: At the starting weights; left at others.
+        probe: Trajectories.
+
+    Returns:
+        Maps a direction to a root mean square, in nats.
+    """
+    start, tree = jax.device_get(jax.tree.leaves(trainer.params)), jax.tree.structure(trainer.params)
     before = trainer.trajectory_logprobs(probe)
-    moved = [p + size * d for p, d in zip(jax.tree.leaves(start), direction, strict=True)]
-    trainer.restore_weights(jax.tree.unflatten(tree, [jnp.asarray(leaf, jnp.float32) for leaf in moved]), 0)
-    after = trainer.trajectory_logprobs(probe)
-    trainer.restore_weights(jax.tree.map(jnp.asarray, start), 0)
-    pairs = zip(probe, before, after, strict=True)
-    moves = np.concatenate([(new - old)[one.sampled] for one, old, new in pairs])
-    return float(np.sqrt(np.mean(moves**2))) / size
+
+    def measure(direction: Leaves) -> float:
+        size = PROBE_NORM / np.sqrt(sum(float(np.vdot(d, d)) for d in direction))
+        moved = [jnp.asarray(p + size * d, jnp.float32) for p, d in zip(start, direction, strict=True)]
+        trainer.restore_weights(jax.tree.unflatten(tree, moved), 0)
+        after = trainer.trajectory_logprobs(probe)
+        moves = [(new - old)[one.sampled] for one, old, new in zip(probe, before, after, strict=True)]
+        return float(np.sqrt(np.mean(np.concatenate(moves) ** 2))) / size
+
+    return measure
 
 
 def main() -> None:
@@ -114,16 +122,21 @@ def main() -> None:
     prepare_jax()
     recipe = read_recipe_as(TrainRecipe, arguments.recipe)
     inputs = TrainingInputs(
-        recipe=dataclasses.replace(recipe, algorithm=dataclasses.replace(recipe.algorithm, advantage="rloo")),
+        recipe=recipe,
         tasks=read_tasks(recipe.tasks, 1),
         policy=load_policy(recipe.policy, recipe.run.seed),
     )
+    most = len(inputs.tasks.train) // recipe.rollout.prompts_per_step
+    if not 3 <= arguments.batches <= most:
+        parser.error(
+            f"--batches {arguments.batches}: must be 3 to {most}, for no task of {inputs.tasks.files[0]} is asked twice"
+        )
     batches = asyncio.run(sample(inputs, arguments.batches))
     trainer = make_trainer(inputs)
     gradients = [gradient(trainer, batch) for batch in batches]
     second = [np.mean([g**2 for g in leaf], axis=0) for leaf in zip(*gradients, strict=True)]
     total = [np.sum(leaf, axis=0) for leaf in zip(*gradients, strict=True)]
-    probe = [one for group in batches[-1] for one in group.trajectories]
+    measure = change_along(trainer, [one for group in batches[-1] for one in group.trajectories])
     print(f"\n| rule | reward per episode for a change of 1 nat per token |\n|{'---|' * 2}")
     for name, rule in RULES.items():
         bought, paid = [], []
@@ -132,7 +145,7 @@ def main() -> None:
             others = [(all_ - g) / (len(gradients) - 1) for all_, g in zip(total, own, strict=True)]
             bought.append(sum(float(np.vdot(d, g)) for d, g in zip(direction, others, strict=True)))
             if i < 3:
-                paid.append(change(trainer, direction, probe))
+                paid.append(measure(direction))
         ratios = np.array(bought) / np.mean(paid)
         error = ratios.std(ddof=1) / np.sqrt(len(ratios))
         print(f"| {name} | {ratios.mean():.3f} ± {error:.3f} |", flush=True)

@@ -1,4 +1,4 @@
-"""What the demo promises: over five seeds it learns, ends above its target, and fits in time and memory."""
+"""What the demo promises: over five seeds it learns, ends above its target, and fits in memory."""
 
 import statistics
 from pathlib import Path
@@ -21,4 +21,5 @@ def test_over_five_seeds_the_demo_learns() -> None:
     assert mean["pass_at_1_after"] - mean["pass_at_1_before"] >= 0.10
     assert mean["pass_at_1_after"] > blind.pass_at_1
     assert mean["pass_at_4_after"] > blind.pass_at_4
+    assert mean["pass_at_4_after"] >= 0.69
     assert max(row["peak_rss_bytes"] for row in rows) < 3e9

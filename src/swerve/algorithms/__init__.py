@@ -23,7 +23,13 @@ from swerve.algorithms.correction import (
 )
 from swerve.algorithms.filters import logprob_error, logprob_error_filter, overlong_filter
 from swerve.algorithms.kl import KL_ESTIMATORS, kl_k1, kl_k2, kl_k3
-from swerve.algorithms.normalisers import NORMALISERS, constant_normaliser, sequence_normaliser, token_normaliser
+from swerve.algorithms.normalisers import (
+    NORMALISERS,
+    constant_normaliser,
+    count_without_mask,
+    sequence_normaliser,
+    token_normaliser,
+)
 from swerve.algorithms.policy_loss import (
     cispo_loss,
     clipped_loss,
@@ -42,6 +48,7 @@ __all__ = [
     "cispo_loss",
     "clipped_loss",
     "constant_normaliser",
+    "count_without_mask",
     "dual_clipped_loss",
     "group_advantages",
     "group_mean_advantages",

@@ -69,6 +69,17 @@ def constant_normaliser(mask: jax.Array, segment_ids: jax.Array, constant: float
     return mask / constant, jnp.sum(segment_counts(mask, segment_ids) > 0).astype(jnp.float32)
 
 
+def count_without_mask(normaliser: str, num_sequences: int, num_tokens: int) -> int:
+    """Return what a normaliser counts of sequences of which no mask is at hand.
+
+    Args:
+        normaliser: By its name.
+        num_sequences: How many, each with a token that is trained on.
+        num_tokens: Those tokens.
+    """
+    return {"token": num_tokens, "sequence": num_sequences, "constant": num_sequences}[normaliser]
+
+
 NORMALISERS: Mapping[str, Normaliser] = MappingProxyType(
     {"token": token_normaliser, "sequence": sequence_normaliser, "constant": constant_normaliser}
 )

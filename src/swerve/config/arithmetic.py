@@ -51,22 +51,26 @@ def _train(recipe: TrainRecipe, num_train_tasks: int, num_validation_tasks: int)
 def _pretrain(recipe: PretrainRecipe) -> dict[str, float]:
     training = recipe.training
     slots = training.row_length * training.rows_per_micro_batch
-    steps = tokens = 0
-    ends = [start for start, _ in training.micro_batches[1:]] + [training.num_tokens]
-    for (_, micro_batches), end in zip(training.micro_batches, ends, strict=True):
-        more = max(0, math.ceil((min(end, training.num_tokens) - tokens) / (slots * micro_batches)))
-        steps += more
-        tokens += more * slots * micro_batches
-    if then := recipe.continuation.num_tokens:
-        more = math.ceil(then / (slots * recipe.continuation.micro_batches))
-        steps += more
-        tokens += more * slots * recipe.continuation.micro_batches
+    then = recipe.continuation
+    steps, tokens = _steps(training.micro_batches, training.num_tokens, slots)
+    more_steps, more_tokens = _steps(((0, then.micro_batches),), then.num_tokens, slots)
     return {
-        "optimizer_steps": steps,
-        "token_slots": tokens,
+        "optimizer_steps": steps + more_steps,
+        "token_slots": tokens + more_tokens,
         "micro_batch_token_slots": slots,
         "exports": training.num_tokens // training.export_tokens if training.export_tokens else 1,
     }
+
+
+def _steps(plan: tuple[tuple[int, ...], ...], num_tokens: int, slots: int) -> tuple[int, int]:
+    """Steps and token slots of a phase: `plan` pairs a start with micro-batches a step, each of so many slots."""
+    steps = tokens = 0
+    ends = [start for start, _ in plan[1:]] + [num_tokens]
+    for (_, micro_batches), end in zip(plan, ends, strict=True):
+        more = max(0, math.ceil((min(end, num_tokens) - tokens) / (slots * micro_batches)))
+        steps += more
+        tokens += more * slots * micro_batches
+    return steps, tokens
 
 
 def _bounded(there_are: int, wanted: int) -> int:

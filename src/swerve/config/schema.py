@@ -577,7 +577,8 @@ class PretrainNoise:
 class Continuation:
     """A second, short phase with a fresh optimizer and other demonstrations, for habits rather than knowledge.
 
-    What it does not name is as in the first phase. Its learning rate falls linearly, all along.
+    What it does not name is as in the first phase, but that the curriculum is over and the policy is exported at the
+    end only. Its learning rate falls linearly, all along.
 
     Attributes:
         num_tokens: Token slots in all, padding included; 0 leaves the phase out.

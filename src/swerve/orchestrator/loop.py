@@ -215,9 +215,9 @@ class TrainingLoop:
                 kept[one.task_id, one.sample_index] = one
             if one.reward is not None:
                 self._rewarded.set()
-            if self._state.first_reward_s is None and one.reward is not None:
-                self._state = dataclasses.replace(self._state, first_reward_s=self._seconds())
-                self._roles.progress.say(f"first reward: {one.reward:g} for {one.task_id}")
+                if self._state.first_reward_s is None:
+                    self._state = dataclasses.replace(self._state, first_reward_s=self._seconds())
+                    self._roles.progress.say(f"first reward: {one.reward:g} for {one.task_id}")
             self._roles.progress.waiting(what, progress.num_done, progress.num_total)
 
         return done

@@ -90,7 +90,7 @@ class Sums(NamedTuple):
             ("num_candidates", "num_sequences", "num_gate_passed"), np.int32(num_sequences)
         )
         counts["num_tokens"] = np.int32(num_tokens)
-        counts["denominator"] = np.float32(num_tokens if normaliser == "token" else num_sequences)
+        counts["denominator"] = np.float32(algorithms.count_without_mask(normaliser, num_sequences, num_tokens))
         return cls.zero()._replace(**counts)
 
     def add(self, other: Sums) -> Sums:

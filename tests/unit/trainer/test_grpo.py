@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from swerve import models
+from swerve.algorithms import NORMALISERS
 from swerve.config.schema import Algorithm, Optimizer
 from swerve.trainer import GrpoTrainer, NonFiniteGradientError, TrainerState, check_gap, make_group
 from swerve.types import EpisodeStatus, Group, PackedMicroBatch, SwerveError
@@ -199,7 +200,7 @@ def test_masked_sequences_leave_numerator_and_denominator(gated: GrpoTrainer) ->
     assert stats.batch.length_mean == (3 * 12 + CONTEXT) / 4  # masked is not length 0
 
 
-@pytest.mark.parametrize("normaliser", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("normaliser", NORMALISERS)
 def test_sequences_without_gradient_need_not_be_computed(normaliser: str) -> None:
     """The same update from fewer rows: a group without signal, and a full sequence that the overlong filter drops."""
     changes: dict[str, object] = {"normaliser": normaliser, "overlong_filter": True}

@@ -39,8 +39,8 @@ class Sources:
     task_functions: Sequence[tuple[str, tuple[str, ...]]]
     forbidden: frozenset[str]
 
-    def mint(self) -> Callable[[random.Random], BrokenFunction]:
-        """A maker of fresh generated functions."""
+    def mint(self, *, with_guesses: bool) -> Callable[[random.Random], BrokenFunction]:
+        """A maker of fresh generated functions, each with what else could be tried or without."""
         forbidden = self.forbidden
 
         def make(rng: random.Random) -> BrokenFunction:
@@ -48,7 +48,7 @@ class Sources:
                 function = generate(rng)
                 if function.broken not in forbidden and function.right not in forbidden:
                     names = tuple(f"test_{i}" for i in range(1, 1 + rng.choice((2, 3, 3, 3))))
-                    guesses = tuple(edit for _, edit in breaks(function.broken))
+                    guesses = tuple(edit for _, edit in breaks(function.broken)) if with_guesses else ()
                     return BrokenFunction(broken=function.broken, fix=function.fix, test_names=names, guesses=guesses)
 
         return make
@@ -65,7 +65,7 @@ class Sources:
             mixture=mixture,
             max_tokens=max_tokens,
             task_functions=self.task_functions,
-            mint=self.mint(),
+            mint=self.mint(with_guesses=noise.wrong_by_kind),
         )
 
     def held_back_stream(self, renderer: ConversationRenderer, *, seed: int, max_tokens: int) -> DemonstrationStream:

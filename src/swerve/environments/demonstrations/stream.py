@@ -143,7 +143,7 @@ class DemonstrationStream:
                     problem.fix,
                     self._noise,
                     problem.test_names,
-                    guesses=problem.guesses if self._noise.wrong_by_kind else (),
+                    guesses=problem.guesses,
                     size=size,
                 )
                 if made is not None:
