@@ -229,7 +229,7 @@ def _attention_entries(config: Qwen35MoeConfig) -> list[_Entry]:
         _linear("self_attn.v_proj.weight", "mixer.v", (hidden, keys, width)),
         _same("self_attn.q_norm.weight", "mixer.q_norm"),
         _same("self_attn.k_norm.weight", "mixer.k_norm"),
-        _linear_out("self_attn.o_proj.weight", "mixer.out", (queries, width, hidden)),
+        _linear("self_attn.o_proj.weight", "mixer.out", (queries * width, hidden)),
     ]
 
 
@@ -264,7 +264,7 @@ def _delta_entries(config: Qwen35MoeConfig) -> list[_Entry]:
         _same("linear_attn.A_log", "mixer.A_log"),
         _same("linear_attn.dt_bias", "mixer.dt_bias"),
         _same("linear_attn.norm.weight", "mixer.norm"),
-        _linear_out("linear_attn.out_proj.weight", "mixer.out", (values, value_width, hidden)),
+        _linear("linear_attn.out_proj.weight", "mixer.out", (values * value_width, hidden)),
     ]
 
 
@@ -275,11 +275,6 @@ def _same(name: str, leaf: str) -> _Entry:
 def _linear(name: str, leaf: str, shape: tuple[int, ...]) -> _Entry:
     """A `[out, in]` weight against our `[in, *out]`."""
     return _Entry((name,), lambda p: (p[leaf].reshape(shape[0], -1).T,), lambda t: {leaf: t.T.reshape(shape)})
-
-
-def _linear_out(name: str, leaf: str, shape: tuple[int, ...]) -> _Entry:
-    """A `[out, in]` weight against our `[*in, out]`."""
-    return _Entry((name,), lambda p: (p[leaf].reshape(-1, shape[-1]).T,), lambda t: {leaf: t.T.reshape(shape)})
 
 
 def _blank(config: Qwen35MoeConfig) -> dict[str, Any]:

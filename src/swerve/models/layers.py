@@ -58,10 +58,9 @@ def project(x: jax.Array, weight: jax.Array) -> jax.Array:
     return flat.reshape(*x.shape[:-1], *weight.shape[1:])
 
 
-def project_out(x_BTHD: jax.Array, weight_HDM: jax.Array) -> jax.Array:
-    """`[B, T, H, D]` times `[H, D, M]`, giving `[B, T, M]`."""
-    flat = x_BTHD.reshape(*x_BTHD.shape[:-2], -1)
-    return kernels.matmul(flat, weight_HDM.reshape(-1, weight_HDM.shape[-1]).astype(flat.dtype))
+def project_out(x_BTHD: jax.Array, weight_XM: jax.Array) -> jax.Array:
+    """`[B, T, H, D]` times `[H * D, M]`, giving `[B, T, M]`."""
+    return project(x_BTHD.reshape(*x_BTHD.shape[:-2], -1), weight_XM)
 
 
 # ------------------------------------------------------------------------------------------------ softmax attention

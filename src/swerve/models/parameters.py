@@ -1,7 +1,15 @@
 """The parameters of the model, each declared once.
 
-Linear weights are `[in, out]`, heads and the two halves of a swiglu are dimensions of their own, and the DeltaNet's
-query, key and value projections are separate, so that every dimension can be sharded by its meaning.
+Linear weights are `[in, out]`; heads and the two halves of a swiglu are dimensions of their own where they come out of
+a product, and one dimension where they go into the next; the DeltaNet's query, key and value projections are separate.
+So every dimension can be sharded by its meaning:
+
+    embed                       goes into a product that splits over heads or inner units
+    heads, kv_heads, ...        what such a product gives
+    contracted                  goes into the product that ends a layer: heads or inner units, flat
+    expert, expert_inner        routed experts, and their inner units
+    vocab, vocab_embed          the embedding's rows and columns
+    head_embed, head_vocab      the head's
 
 Layers are stacked for scanning: arrays below `blocks.delta` have leading dimensions `[num_blocks, interval - 1]`, those
 below `blocks.attention` `[num_blocks]`. `unstack_blocks` gives the same tree with tuples in their place; every function
@@ -40,12 +48,12 @@ def parameters(config: Qwen35MoeConfig) -> dict[str, Any]:
     block = {"delta": delta, "attention": _layer(config, attention=True)}
     small = parallel.normal(config.initializer_range)
     tree: dict[str, Any] = {
-        "embedding": Parameter(shape=(vocab, hidden), axes=("vocab", "embed"), initialiser=small),
+        "embedding": Parameter(shape=(vocab, hidden), axes=("vocab", "vocab_embed"), initialiser=small),
         "blocks": parallel.stack(block, config.num_blocks, "blocks"),
         "final_norm": _norm(hidden),
     }
     if not config.tie_word_embeddings:
-        tree["head"] = Parameter(shape=(hidden, vocab), axes=("embed", "vocab"), initialiser=small)
+        tree["head"] = Parameter(shape=(hidden, vocab), axes=("head_embed", "head_vocab"), initialiser=small)
     return tree
 
 
@@ -94,9 +102,9 @@ def _join(trees: tuple[Params, ...]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------- declarations
 
 
-def _norm(size: int, axis: str | None = "embed") -> Parameter:
+def _norm(size: int) -> Parameter:
     """Weight of an RMS norm that scales by `1 + w`."""
-    return Parameter(shape=(size,), axes=(axis,), initialiser=parallel.zeros)
+    return Parameter(shape=(size,), axes=(None,), initialiser=parallel.zeros)
 
 
 def _layer(config: Qwen35MoeConfig, *, attention: bool) -> ParameterTree:
@@ -123,11 +131,11 @@ def _attention(config: Qwen35MoeConfig) -> ParameterTree:
         "gate": Parameter(shape=(hidden, queries, width), axes=query_axes, initialiser=into),
         "k": Parameter(shape=(hidden, keys, width), axes=key_axes, initialiser=into),
         "v": Parameter(shape=(hidden, keys, width), axes=key_axes, initialiser=into),
-        "q_norm": _norm(width, None),
-        "k_norm": _norm(width, None),
+        "q_norm": _norm(width),
+        "k_norm": _norm(width),
         "out": Parameter(
-            shape=(queries, width, hidden),
-            axes=("heads", None, "embed"),
+            shape=(queries * width, hidden),
+            axes=("contracted", None),
             initialiser=parallel.scaled_normal(queries * width, _residual_gain(config)),
         ),
     }
@@ -166,8 +174,8 @@ def _delta_net(config: Qwen35MoeConfig) -> ParameterTree:
         ),
         "norm": Parameter(shape=(value_width,), axes=(None,), initialiser=parallel.ones),
         "out": Parameter(
-            shape=(values, value_width, hidden),
-            axes=("delta_value_heads", None, "embed"),
+            shape=(values * value_width, hidden),
+            axes=("contracted", None),
             initialiser=parallel.scaled_normal(values * value_width, _residual_gain(config)),
         ),
     }
@@ -180,18 +188,18 @@ def _moe(config: Qwen35MoeConfig) -> ParameterTree:
     return {
         "router": Parameter(shape=(hidden, experts), axes=("embed", None), initialiser=into),
         "gate_up": Parameter(
-            shape=(experts, hidden, 2, inner), axes=("expert", "expert_embed", None, "expert_inner"), initialiser=into
+            shape=(experts, hidden, 2, inner), axes=("expert", None, None, "expert_inner"), initialiser=into
         ),
         "down": Parameter(
             shape=(experts, inner, hidden),
-            axes=("expert", "expert_inner", "expert_embed"),
+            axes=("expert", "expert_inner", None),
             initialiser=parallel.scaled_normal(inner, gain),
         ),
         "shared_gate_up": Parameter(shape=(hidden, 2, shared), axes=("embed", None, "shared_inner"), initialiser=into),
         "shared_down": Parameter(
             shape=(shared, hidden),
-            axes=("shared_inner", "embed"),
+            axes=("contracted", None),
             initialiser=parallel.scaled_normal(shared, gain),
         ),
-        "shared_scale": Parameter(shape=(hidden,), axes=("embed",), initialiser=into),
+        "shared_scale": Parameter(shape=(hidden,), axes=(None,), initialiser=into),
     }

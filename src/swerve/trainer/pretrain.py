@@ -215,7 +215,7 @@ def make_optimizer(settings: PretrainSettings, params: Params) -> optax.Gradient
 
 _MATRICES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     **dict.fromkeys(("q", "k", "v", "z", "gate"), ((-3,), (-2, -1))),
-    "out": ((-3, -2), (-1,)),
+    "out": ((-2,), (-1,)),
     "down": ((-2,), (-1,)),
     "shared_down": ((-2,), (-1,)),
     "gate_up": ((-3,), (-1,)),

@@ -93,7 +93,7 @@ def test_replayed_routing_equal_to_the_live_one_changes_nothing_and_another_does
         return forward(make_params(), *batch, routing)
 
     live = hidden(none)
-    assert_close(live, hidden(None), rtol=1e-6)  # another program
+    assert_close(live, hidden(None), rtol=5e-6)  # another program
     other = hidden(none.at[0, 5, 1].set(jnp.asarray([3, 0], jnp.int16)))
     assert np.array_equal(other[0, :5], live[0, :5])
     assert not np.allclose(other[0, 5:], live[0, 5:], atol=1e-3)
