@@ -15,7 +15,8 @@ import pytest
 
 _ROOT = Path(__file__).resolve().parent.parent
 
-_XLA_FLAGS = ["--xla_cpu_multi_thread_eigen=false"]
+# Tests of meshes run on simulated devices; the others use the first one.
+_XLA_FLAGS = ["--xla_cpu_multi_thread_eigen=false", "--xla_force_host_platform_device_count=8"]
 if version("jaxlib").startswith("0.10."):  # later ones have no other way to emit fusions, and end at an unknown flag
     _XLA_FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 

@@ -83,6 +83,11 @@ def load_policy(section: PolicySection, seed: int) -> LoadedPolicy:
             f"{directory}: the tokenizer has {tokenizer.vocab_size} entries, the model {config.vocab_size}: "
             "they belong to different policies"
         )
+    if section.model != "checkpoint" and models.PUBLISHED[section.model] != config:
+        raise SwerveError(
+            f'policy.model = "{section.model}": {directory} holds a model of another shape: set it to "checkpoint", or '
+            "policy.checkpoint to the published files"
+        )
     if section.random_weights:
         import jax
 
@@ -241,10 +246,16 @@ def load_template(name: str) -> Template:
     return Template.from_file(name) if "/" in name or name.endswith(".jinja") else Template.load(name)
 
 
-def prepare_jax() -> None:
-    """Set JAX up for this process: memory as CPUs like it, and a compilation cache under the user's cache directory."""
+def prepare_jax(num_devices: int = 1) -> None:
+    """Set JAX up for this process: memory as CPUs like it, and a compilation cache under the user's cache directory.
+
+    Args:
+        num_devices: Devices that a CPU is to simulate.
+    """
     importlib.import_module("swerve.parallel").tune_cpu()
     jax = importlib.import_module("jax")
+    if num_devices > 1:
+        jax.config.update("jax_num_cpu_devices", num_devices)
     jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "jax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

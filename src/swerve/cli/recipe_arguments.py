@@ -21,6 +21,7 @@ from swerve.config import (
     render_value,
     settings,
 )
+from swerve.config.describe import is_union
 
 R = TypeVar("R", TrainRecipe, PretrainRecipe)
 
@@ -67,6 +68,8 @@ def add_setting_arguments(parser: argparse.ArgumentParser, schemas: Sequence[typ
 def _metavar(setting: Setting) -> str:
     if typing.get_origin(setting.type) is Literal:
         return "{" + ",".join(map(str, typing.get_args(setting.type))) + "}"
+    if is_union(setting.type):
+        return "NUMBER|" + "|".join(map(str, typing.get_args(typing.get_args(setting.type)[1])))
     return _METAVARS.get(setting.type, "LIST")
 
 

@@ -157,7 +157,7 @@ async def train(inputs: TrainingInputs, directory: RunDirectory, *, resume: bool
 
 def make_trainer(inputs: TrainingInputs) -> GrpoTrainer:
     """The trainer of a recipe."""
-    from swerve.trainer import GrpoTrainer
+    from swerve.trainer import GrpoTrainer, execution_of, mesh_shape
 
     recipe = inputs.recipe
     return GrpoTrainer(
@@ -170,6 +170,9 @@ def make_trainer(inputs: TrainingInputs) -> GrpoTrainer:
         row_length=recipe.packing.row_length,
         rows_per_micro_batch=recipe.packing.rows_per_micro_batch,
         freeze_router=recipe.policy.freeze_router,
+        execution=execution_of(recipe.execution, recipe.remat, mesh_shape(recipe.mesh)),
+        parameter_dtype=recipe.execution.parameter_dtype,
+        activation_dtype=recipe.execution.activation_dtype,
     )
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import re
+import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ class Setting:
 
     Attributes:
         key: Path within the recipe, parts joined by dots.
-        type: Python type without annotations: `bool`, `int`, `float`, `str`, a `Literal`, or a `tuple[T, ...]`.
+        type: Python type without annotations: `bool`, `int`, `float`, `str`, a `Literal`, a `tuple[T, ...]`, or a union
+            of a number and a `Literal`.
         range: Interval that a number must lie in, or `None`.
         default: Value where the recipe says nothing.
         help: What it does, from the schema's docstring.
@@ -34,17 +36,30 @@ class Setting:
     def type_text(self) -> str:
         """What a value looks like, in words that follow "must be"."""
         text = type_text(self.type)
-        return f"{text} {self.range}" if self.range is not None else text
+        if self.range is None:
+            return text
+        if is_union(self.type):
+            number, *others = map(type_text, typing.get_args(self.type))
+            return " or ".join([f"{number} {self.range}", *others])
+        return f"{text} {self.range}"
 
 
 def type_text(tp: Any) -> str:
     """A type in words that follow "must be"."""
     if typing.get_origin(tp) is Literal:
-        return "one of " + ", ".join(str(choice) for choice in typing.get_args(tp))
+        choices = [str(choice) for choice in typing.get_args(tp)]
+        return "one of " + ", ".join(choices) if len(choices) > 1 else choices[0]
+    if is_union(tp):
+        return " or ".join(map(type_text, typing.get_args(tp)))
     if typing.get_origin(tp) is tuple:
         return f"a list, each {type_text(split_annotated(typing.get_args(tp)[0])[0])}"
     names = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
     return names.get(tp, "a table")
+
+
+def is_union(tp: Any) -> bool:
+    """Whether a value may be of several types."""
+    return typing.get_origin(tp) in (typing.Union, types.UnionType)
 
 
 def split_annotated(tp: Any) -> tuple[Any, Range | None]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-from swerve.config.describe import Setting, field_types, is_section, settings, split_annotated
+from swerve.config.describe import Setting, field_types, is_section, is_union, settings, split_annotated
 from swerve.config.schema import SCHEMAS, PretrainRecipe, Recipe, TrainRecipe
 from swerve.types import SwerveError
 
@@ -281,7 +281,7 @@ def _build(
 
 def _convert(setting: Setting, value: object, source: _Source, problems: list[str]) -> object:
     converted, fits = _as_type(setting.type, value)
-    if fits and setting.range is not None:
+    if fits and setting.range is not None and not isinstance(converted, str):
         fits = setting.range.allows(cast("float", converted))
     if not fits:
         default = _show(setting.default)
@@ -297,6 +297,9 @@ def _as_type(tp: Any, value: object) -> tuple[object, bool]:
     origin = typing.get_origin(tp)
     if origin is Literal:
         return value, value in typing.get_args(tp)
+    if is_union(tp):
+        tried = [_as_type(member, value) for member in typing.get_args(tp)]
+        return next((one for one in tried if one[1]), (value, False))
     if origin is tuple:
         if not isinstance(value, list | tuple):
             return value, False

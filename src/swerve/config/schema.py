@@ -93,11 +93,14 @@ class Policy:
     Attributes:
         checkpoint: Directory with Hugging Face files (config, safetensors, tokenizer), or `tiny` for the
             policy that ships with Swerve.
+        model: Shape of the model, so that a run can be planned without its weights: that of a published one, or
+            whatever the checkpoint has.
         random_weights: Keep the checkpoint's architecture and tokenizer, and draw the weights anew.
         freeze_router: Do not train the experts' router.
     """
 
     checkpoint: str = "tiny"
+    model: Literal["checkpoint", "qwen35_397b_a17b", "qwen35_35b_a3b"] = "checkpoint"
     random_weights: bool = False
     freeze_router: bool = True
 
@@ -340,6 +343,109 @@ class Packing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Mesh:
+    """The trainer's devices, by what they split; on a CPU they are simulated.
+
+    Attributes:
+        fsdp: Parts of a micro-batch's rows whose devices share the parameters at rest.
+        context: Parts of a row.
+        expert: Parts of the experts, and of the rows.
+        tensor: Parts of heads and inner units.
+    """
+
+    fsdp: Count = 1
+    context: Count = 1
+    expert: Count = 1
+    tensor: Count = 1
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in all."""
+        return self.fsdp * self.context * self.expert * self.tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Execution:
+    """How the trainer computes the model: what changes speed and memory, and results by rounding at most.
+
+    Attributes:
+        parameter_dtype: Type of the weights; decay rates and router stay float32, and so does Adam's state.
+        activation_dtype: Type of the activations; norms, softmaxes, states and log-probabilities are float32.
+        attention: `blocked` runs everywhere, `splash` on TPUs.
+        attention_block: Queries computed at once.
+        context_attention: Where rows are split: `gather` all keys and values, or pass them round a `ring`.
+        delta_chunk: Tokens of a Gated DeltaNet chunk.
+        delta_precision: Of the products that compose states across the devices of a row.
+        experts: `sorted` blocks run everywhere, `grouped` products on TPUs.
+        expert_block: Tokens of one block of sorted tokens at most.
+        expert_chunks: Parts in which a device's tokens visit the experts; more need less memory.
+        buffer_factor: (token, expert) pairs that a device has room for, in multiples of its balanced load. A
+            micro-batch that needs more is computed again without a limit; `dropless` sets none from the start.
+        layers: `scan` compiles one layer of each kind, `unroll` all of them.
+        logprob_chunk: Tokens whose logits are live at a time.
+    """
+
+    parameter_dtype: Literal["float32", "bfloat16"] = "float32"
+    activation_dtype: Literal["float32", "bfloat16"] = "float32"
+    attention: Literal["blocked", "splash"] = "blocked"
+    attention_block: Count = 128
+    context_attention: Literal["gather", "ring"] = "gather"
+    delta_chunk: Count = 16
+    delta_precision: Literal["default", "high", "highest"] = "highest"
+    experts: Literal["sorted", "grouped"] = "sorted"
+    expert_block: Count = 128
+    expert_chunks: Count = 1
+    buffer_factor: Annotated[float | Literal["dropless"], Range(0, above_low=True)] = "dropless"
+    layers: Literal["scan", "unroll"] = "unroll"
+    logprob_chunk: Count = 1024
+
+    def contradictions(self) -> Contradictions:
+        """Nothing is set that the kernels chosen do not read."""
+        yield from _without_effect(self, self.experts == "sorted", f'experts = "{self.experts}"', "expert_block")
+
+
+Keeping = Literal["keep", "recompute", "offload"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remat:
+    """What a layer keeps for its backward pass: each tensor is kept, computed again, or moved to the host and back.
+
+    Attributes:
+        enabled: Choose; otherwise everything is kept, what has no name here included.
+        layer_input: The residual stream before the layer.
+        attention_query: Queries, normalised and rotated.
+        attention_key: Keys, likewise.
+        attention_value: Values of attention.
+        attention_mixed: What attention gives, before its gate.
+        delta_projected: Queries, keys and values of the DeltaNet before the convolution.
+        delta_mixed: What the DeltaNet gives, before its norm.
+        mixer_output: What either adds to the residual stream.
+        expert_hidden: Inner units of the routed experts.
+        expert_output: What the routed experts give.
+        shared_hidden: Inner units of the shared expert.
+    """
+
+    enabled: bool = False
+    layer_input: Keeping = "keep"
+    attention_query: Keeping = "recompute"
+    attention_key: Keeping = "recompute"
+    attention_value: Keeping = "recompute"
+    attention_mixed: Keeping = "recompute"
+    delta_projected: Keeping = "recompute"
+    delta_mixed: Keeping = "recompute"
+    mixer_output: Keeping = "recompute"
+    expert_hidden: Keeping = "recompute"
+    expert_output: Keeping = "recompute"
+    shared_hidden: Keeping = "recompute"
+
+    def contradictions(self) -> Contradictions:
+        """Nothing is chosen where nothing is computed again."""
+        keys = [field.name for field in fields(self) if field.name != "enabled"]
+        yield from _without_effect(self, self.enabled, "enabled = false", *keys)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
     """How long a run trains.
 
@@ -396,6 +502,9 @@ class TrainRecipe:
         algorithm: How rewards become a loss.
         optimizer: How the loss becomes an update.
         packing: How trajectories are laid into rows.
+        mesh: The trainer's devices.
+        execution: How the trainer computes the model.
+        remat: What a layer keeps for its backward pass.
         training: How long the run trains.
         evaluation: How the policy is measured.
         checkpoint: When state is saved.
@@ -414,6 +523,9 @@ class TrainRecipe:
     algorithm: Algorithm = field(default_factory=Algorithm)
     optimizer: Optimizer = field(default_factory=Optimizer)
     packing: Packing = field(default_factory=Packing)
+    mesh: Mesh = field(default_factory=Mesh)
+    execution: Execution = field(default_factory=Execution)
+    remat: Remat = field(default_factory=Remat)
     training: Training = field(default_factory=Training)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
@@ -434,6 +546,7 @@ class TrainRecipe:
                 f"must be at least rollout.context_length = {self.rollout.context_length}: "
                 "a trajectory is never cut to fit a row",
             )
+        yield from self._uneven_mesh()
         granted = max(self.agent.command_timeout_s, self.agent.test_timeout_s)
         if self.sandbox.cpu_s < granted:
             yield (
@@ -445,6 +558,21 @@ class TrainRecipe:
                 "rollout.prompts_per_step",
                 f"must be at most tasks.num_train = {self.tasks.num_train}: no task is asked twice in one step",
             )
+
+    def _uneven_mesh(self) -> Contradictions:
+        """A micro-batch divides over the mesh, and nothing is set that one device does not do."""
+        mesh, packing = self.mesh, self.packing
+        if packing.rows_per_micro_batch % (mesh.fsdp * mesh.expert):
+            yield (
+                "packing.rows_per_micro_batch",
+                f"must be a multiple of mesh.fsdp x mesh.expert = {mesh.fsdp * mesh.expert}: they split the rows",
+            )
+        if packing.row_length % mesh.context:
+            yield "packing.row_length", f"must be a multiple of mesh.context = {mesh.context}: it splits the rows"
+        if mesh.context == 1:
+            for key in ("context_attention", "delta_precision"):
+                if getattr(self.execution, key) != getattr(Execution(), key):
+                    yield f"execution.{key}", "has no effect with mesh.context = 1: remove it"
 
 
 # --------------------------------------------------------------------------------------------------- pretraining

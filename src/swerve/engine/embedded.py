@@ -483,7 +483,8 @@ class EmbeddedEngine:
 
     def _own(self, params: Params) -> Params:
         """A copy that nobody else can change, donate or delete, in the layout that decodes fastest."""
-        return jax.tree.map(lambda x: jnp.array(x, copy=True), self._model.unstack_blocks(params))
+        here = jax.device_put(params, jax.devices()[0])  # a trainer's may lie on many devices
+        return jax.tree.map(lambda x: jnp.array(x, copy=True), self._model.unstack_blocks(here))
 
     def _error(self) -> EngineError:
         error = EngineError(f"engine: a round failed: {type(self._failure).__name__}: {self._failure}")

@@ -1,19 +1,43 @@
 """Routed experts: a router that picks the top k, and a swiglu network per expert.
 
-`experts_sorted` sorts the (token, choice) pairs by expert into blocks that belong to one expert each; every pair has a
-place, so nothing is ever dropped, and a padding token has none. `experts_dense` runs every expert on every token: the
-oracle.
+`experts_sorted` sorts the (token, choice) pairs by expert into blocks that belong to one expert each; a padding token
+has no place. `experts_dense` runs every expert on every token: the oracle.
+
+A device may hold some of the experts only: pairs of others have no place on it. It may also compute a limited number of
+pairs, its capacity; those beyond it are counted as dropped, and whoever uses the result must look at that count.
+Without a capacity every pair has a place.
 
 Legend: N tokens, D width, E experts, J choices per token, F expert width, M blocks, L block length.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+
+class Load(NamedTuple):
+    """How tokens are spread over experts: sums over valid tokens, which add up over chunks and devices.
+
+    Attributes:
+        choices: float32 `[E]`, tokens that chose the expert.
+        probabilities: float32 `[E]`, sum of the router's probabilities.
+        tokens: float32 scalar.
+    """
+
+    choices: jax.Array
+    probabilities: jax.Array
+    tokens: jax.Array
+
+    def balance(self, top_k: int) -> jax.Array:
+        """E times the sum over experts of (share of choices) * (mean probability): 1 when balanced; `[...]`."""
+        count = jnp.maximum(self.tokens, 1)[..., None]
+        share = self.choices / (count * top_k)
+        return self.choices.shape[-1] * (share * self.probabilities / count).sum(-1)
 
 
 class Routing(NamedTuple):
@@ -22,13 +46,12 @@ class Routing(NamedTuple):
     Attributes:
         experts: int32 `[N, J]`.
         weights: float32 `[N, J]`, summing to 1 over J; 0 for padding tokens.
-        aux: float32 scalar: E * sum over experts of (share of choices) * (mean probability), over valid tokens. 1 when
-            balanced.
+        load: Of the experts.
     """
 
     experts: jax.Array
     weights: jax.Array
-    aux: jax.Array
+    load: Load
 
 
 def route(
@@ -57,10 +80,8 @@ def route(
     weights = jnp.where(chosen, probs[:, None, :], 0).sum(-1)
     weights = weights / weights.sum(-1, keepdims=True)
     mask = valid_N.astype(jnp.float32)
-    count = jnp.maximum(mask.sum(), 1)
-    share = (chosen.any(1) * mask[:, None]).sum(0) / (count * top_k)
-    aux = num_experts * (share * (probs * mask[:, None]).sum(0) / count).sum()
-    return Routing(experts, jnp.where(valid_N[:, None], weights, 0), aux)
+    load = Load((chosen.any(1) * mask[:, None]).sum(0), (probs * mask[:, None]).sum(0), mask.sum())
+    return Routing(experts, jnp.where(valid_N[:, None], weights, 0), load)
 
 
 def experts_dense(x_ND: jax.Array, routing: Routing, gate_up_ED2F: jax.Array, down_EFD: jax.Array) -> jax.Array:
@@ -90,28 +111,50 @@ def experts_sorted(
     valid_N: jax.Array,
     *,
     block: int = 128,
-) -> jax.Array:
+    first: jax.Array | int = 0,
+    capacity: int | None = None,
+) -> tuple[jax.Array, jax.Array]:
     """The same as `experts_dense`, computing only what is routed.
 
     Args:
         x_ND: Token activations.
         routing: Where each token goes.
-        gate_up_ED2F: Gate and up projections.
+        gate_up_ED2F: Gate and up projections of the experts held here.
         down_EFD: Down projection.
         valid_N: bool, False for padding: such tokens take no place.
         block: Places of one block.
+        first: Number of the first expert held here.
+        capacity: Pairs computed at most; all if `None`.
 
     Returns:
-        `[N, D]`, zero for padding.
+        `[N, D]`, what the experts held here contribute, zero for padding; and the pairs dropped, int32 scalar.
     """
     num_experts, width, _, inner = gate_up_ED2F.shape
-    source, place, owner = plan_blocks(routing.experts, valid_N, num_experts, block)
-    sorted_x = take_sorted(x_ND, source, place).reshape(-1, block, width)
-    hidden = _owned(sorted_x, gate_up_ED2F.reshape(num_experts, width, 2 * inner), owner)
+    plan = plan_blocks(routing.experts - first, valid_N, num_experts, block, capacity)
+    sorted_x = take_sorted(x_ND, plan.source, plan.place).reshape(-1, block, width)
+    hidden = _owned(sorted_x, gate_up_ED2F.reshape(num_experts, width, 2 * inner), plan.owner)
     hidden = lax.optimization_barrier(jax.nn.silu(hidden[..., :inner]) * hidden[..., inner:])
-    out = _owned(hidden, down_EFD, owner)
-    gathered = take_back(out.reshape(-1, width), source, place)  # [N, J, D]
-    return (gathered * routing.weights[..., None].astype(gathered.dtype)).sum(1)
+    out = _owned(hidden, down_EFD, plan.owner)
+    return combine(out.reshape(-1, width), routing.weights, plan.source, plan.place), plan.dropped
+
+
+def capacity_of(num_tokens: int, top_k: int, num_shards: int, buffer_factor: float | None, multiple: int = 1) -> int:
+    """Pairs that a device with 1 / `num_shards` of the experts computes at most.
+
+    Args:
+        num_tokens: Tokens routed among all shards.
+        top_k: Choices per token.
+        num_shards: Devices that share the experts.
+        buffer_factor: Times the balanced load `num_tokens * top_k / num_shards`; `None` for all pairs.
+        multiple: The result is rounded up to a multiple of this.
+
+    Returns:
+        The capacity, at most all pairs, rounded.
+    """
+    pairs = num_tokens * top_k
+    if buffer_factor is not None:
+        pairs = min(pairs, math.ceil(buffer_factor * pairs / num_shards))
+    return -(-pairs // multiple) * multiple
 
 
 def num_blocks(num_pairs: int, num_experts: int, block: int) -> int:
@@ -119,33 +162,60 @@ def num_blocks(num_pairs: int, num_experts: int, block: int) -> int:
     return (num_pairs + num_experts * (block - 1)) // block
 
 
+class Plan(NamedTuple):
+    """Where the (token, choice) pairs are computed.
+
+    Attributes:
+        source: int32 `[M * L]`, flat index of the pair in a place, `N * J` for an empty one.
+        place: int32 `[N, J]`, where the pair is, `M * L` for one that is not computed here.
+        owner: int32 `[M]`, the expert of each block.
+        sizes: int32 `[E]`, pairs of each expert.
+        dropped: int32 scalar, pairs beyond the capacity.
+    """
+
+    source: jax.Array
+    place: jax.Array
+    owner: jax.Array
+    sizes: jax.Array
+    dropped: jax.Array
+
+
 def plan_blocks(
-    experts_NJ: jax.Array, valid_N: jax.Array, num_experts: int, block: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Give every valid (token, choice) pair a place in a block of its expert.
+    experts_NJ: jax.Array, valid_N: jax.Array, num_experts: int, block: int, capacity: int | None = None
+) -> Plan:
+    """Give every valid (token, choice) pair of an expert from 0 to `num_experts - 1` a place in a block of it.
+
+    Args:
+        experts_NJ: int32; pairs of other experts get no place.
+        valid_N: bool, False for tokens that get none.
+        num_experts: Experts held here.
+        block: Places of one block.
+        capacity: Pairs that get a place at most, those of low experts and early tokens first; all if `None`.
 
     Returns:
-        `source` int32 `[M * L]`: flat index of the pair in a place, `N * J` for an empty one;
-        `place` int32 `[N, J]`: where the pair is, `M * L` for padding;
-        `owner` int32 `[M]`: the expert of each block.
+        The plan.
     """
     num_tokens, choices = experts_NJ.shape
     pairs = num_tokens * choices
-    blocks = num_blocks(pairs, num_experts, block)
-    expert = jnp.where(valid_N[:, None], experts_NJ, num_experts).reshape(-1)
+    capacity = pairs if capacity is None else capacity
+    blocks = num_blocks(min(capacity, pairs) if block > 1 else capacity, num_experts, block)
+    here = valid_N[:, None] & (experts_NJ >= 0) & (experts_NJ < num_experts)
+    expert = jnp.where(here, experts_NJ, num_experts).reshape(-1)
     order = jnp.argsort(expert)
     ordered = expert[order]
-    counts = (expert[:, None] == jnp.arange(num_experts)[None]).sum(0, dtype=jnp.int32)
-    used = -(-counts // block)
+    wanted = (expert[:, None] == jnp.arange(num_experts)[None]).sum(0, dtype=jnp.int32)
+    ends = jnp.minimum(jnp.cumsum(wanted), capacity)
+    sizes = jnp.diff(ends, prepend=0)
+    used = -(-sizes // block)
     first_block = jnp.cumsum(used) - used
-    first_pair = jnp.cumsum(counts) - counts
-    offset = jnp.append(first_block * block - first_pair, 0)
-    slot = jnp.where(ordered < num_experts, jnp.arange(pairs) + offset[ordered], blocks * block).astype(jnp.int32)
+    offset = jnp.append(first_block * block - (ends - sizes), 0)
+    placed = (ordered < num_experts) & (jnp.arange(pairs) < capacity)
+    slot = jnp.where(placed, jnp.arange(pairs) + offset[ordered], blocks * block).astype(jnp.int32)
     order = order.astype(jnp.int32)
     source = jnp.full(blocks * block, pairs, jnp.int32).at[slot].set(order, mode="drop", unique_indices=False)
     place = jnp.zeros(pairs, jnp.int32).at[order].set(slot, unique_indices=True)
     owner = jnp.minimum((jnp.arange(blocks)[:, None] >= jnp.cumsum(used)[None]).sum(1), num_experts - 1)
-    return source, place.reshape(num_tokens, choices), owner
+    return Plan(source, place.reshape(num_tokens, choices), owner, sizes, wanted.sum() - ends[-1])
 
 
 @jax.custom_vjp
@@ -154,34 +224,51 @@ def take_sorted(x_ND: jax.Array, source: jax.Array, place_NJ: jax.Array) -> jax.
     return jnp.take(x_ND, source // place_NJ.shape[1], axis=0, mode="fill", fill_value=0)
 
 
-def _take_sorted_forward(x: jax.Array, source: jax.Array, place: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    return take_sorted(x, source, place), (source, place)
+def _take_sorted_forward(x: jax.Array, source: jax.Array, place: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return take_sorted(x, source, place), place
 
 
-def _take_sorted_backward(saved: tuple[jax.Array, ...], dout: jax.Array) -> tuple[jax.Array | None, ...]:
-    source, place = saved
-    return take_back(lax.optimization_barrier(dout), source, place).sum(1), None, None
+def _take_sorted_backward(place: jax.Array, dout: jax.Array) -> tuple[jax.Array | None, ...]:
+    dout = lax.optimization_barrier(dout)
+    total = jnp.zeros((), jnp.float32)
+    for choice in range(place.shape[1]):
+        total = total + _taken(dout, place[:, choice])
+    return total.astype(dout.dtype), None, None
 
 
 take_sorted.defvjp(_take_sorted_forward, _take_sorted_backward)
 
 
 @jax.custom_vjp
-def take_back(rows: jax.Array, source: jax.Array, place_NJ: jax.Array) -> jax.Array:
-    """The row of every pair, zeros for padding: `[N, J, D]`. Its gradient gathers, never scatters."""
-    return jnp.take(rows, place_NJ, axis=0, mode="fill", fill_value=0)
+def combine(rows: jax.Array, weights_NJ: jax.Array, source: jax.Array, place_NJ: jax.Array) -> jax.Array:
+    """The weighted sum of each token's rows, added in float32: `[N, D]`. Its gradient gathers, never scatters."""
+    total = jnp.zeros((), jnp.float32)
+    for choice in range(place_NJ.shape[1]):
+        total = total + _taken(rows, place_NJ[:, choice]) * weights_NJ[:, choice, None]
+    return total.astype(rows.dtype)
 
 
-def _take_back_forward(rows: jax.Array, source: jax.Array, place: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return take_back(rows, source, place), source
+def _taken(rows: jax.Array, index: jax.Array) -> jax.Array:
+    """Rows in float32, zeros where the index is past the end."""
+    return jnp.take(rows, index, axis=0, mode="fill", fill_value=0).astype(jnp.float32)
 
 
-def _take_back_backward(source: jax.Array, dout: jax.Array) -> tuple[jax.Array | None, ...]:
-    flat = dout.reshape(-1, dout.shape[-1])
-    return jnp.take(flat, source, axis=0, mode="fill", fill_value=0), None, None
+def _combine_forward(
+    rows: jax.Array, weights: jax.Array, source: jax.Array, place: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    return combine(rows, weights, source, place), (rows, weights, source, place)
 
 
-take_back.defvjp(_take_back_forward, _take_back_backward)
+def _combine_backward(saved: tuple[jax.Array, ...], dout: jax.Array) -> tuple[jax.Array | None, ...]:
+    rows, weights, source, place = saved
+    dout = lax.optimization_barrier(dout)
+    arriving = _taken(dout, source // place.shape[1])  # [M * L, D]
+    weight = jnp.take(weights.reshape(-1), source, mode="fill", fill_value=0)
+    dweights = jnp.take((arriving * rows.astype(jnp.float32)).sum(-1), place, mode="fill", fill_value=0)
+    return (arriving * weight[:, None]).astype(rows.dtype), dweights.astype(weights.dtype), None, None
+
+
+combine.defvjp(_combine_forward, _combine_backward)
 
 
 @jax.custom_vjp

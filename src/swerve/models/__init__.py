@@ -4,20 +4,26 @@ This package owns what the policy computes, from token ids to log-probabilities,
 does, with packed sequences that never see each other. Trainer and engine share it; it knows neither.
 """
 
-from swerve.models.config import TINY, Qwen35MoeConfig
+from swerve.models.config import PUBLISHED, TINY, Qwen35MoeConfig
 from swerve.models.decode import DecodeState, extend, init_state, reset_rows
-from swerve.models.execution import Execution
+from swerve.models.execution import REMAT_NAMES, Execution, Remat
 from swerve.models.forward import ForwardOutput, forward
 from swerve.models.head import logits, token_logprobs
 from swerve.models.hf import load_hf, save_hf
-from swerve.models.parameters import initialise, num_active_parameters, parameters, stack_blocks, unstack_blocks
+from swerve.models.parameters import cast, initialise, num_active_parameters, parameters, stack_blocks, unstack_blocks
+from swerve.models.sharding import check_mesh, parameter_shardings, parameter_specs
 
 __all__ = [
+    "PUBLISHED",
+    "REMAT_NAMES",
     "TINY",
     "DecodeState",
     "Execution",
     "ForwardOutput",
     "Qwen35MoeConfig",
+    "Remat",
+    "cast",
+    "check_mesh",
     "extend",
     "forward",
     "init_state",
@@ -25,6 +31,8 @@ __all__ = [
     "load_hf",
     "logits",
     "num_active_parameters",
+    "parameter_shardings",
+    "parameter_specs",
     "parameters",
     "reset_rows",
     "save_hf",

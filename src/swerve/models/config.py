@@ -183,3 +183,39 @@ TINY = Qwen35MoeConfig(
     max_position_embeddings=4096,
 )
 """The shipped policy: 8 layers, about four million parameters, a million of them active for a token."""
+
+PUBLISHED = {
+    "qwen35_397b_a17b": Qwen35MoeConfig(
+        vocab_size=248_320,
+        hidden_size=4096,
+        num_hidden_layers=60,
+        num_attention_heads=32,
+        num_key_value_heads=2,
+        head_dim=256,
+        linear_num_key_heads=16,
+        linear_num_value_heads=64,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        num_experts=512,
+        num_experts_per_tok=10,
+        moe_intermediate_size=1024,
+        shared_expert_intermediate_size=1024,
+    ),
+    "qwen35_35b_a3b": Qwen35MoeConfig(
+        vocab_size=248_320,
+        hidden_size=2048,
+        num_hidden_layers=40,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        head_dim=256,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        num_experts=256,
+        num_experts_per_tok=8,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+    ),
+}
+"""Shapes of the published models of the family, by the names that recipes use; their text paths."""

@@ -123,7 +123,7 @@ def extend(
         mixed, cache = _mix(layer["mixer"], normed, valid, num_valid, positions, rotation, cache, config, execution)
         x = x + mixed
         normed = layers.rms_norm(x, layer["post_norm"], config.rms_norm_eps)
-        x = x + layers.moe(layer["moe"], normed, valid, config, execution)[0]
+        x = x + layers.moe(layer["moe"], normed, valid, config, execution).out
         caches.append(cache)
     last = jnp.take_along_axis(x, jnp.maximum(num_valid - 1, 0)[:, None, None], axis=1)[:, 0]
     hidden = layers.rms_norm(last, params["final_norm"], config.rms_norm_eps)
@@ -182,19 +182,20 @@ def _delta(
     """Advance the convolution and the state by the valid tokens."""
     time = x.shape[1]
     reach = jnp.full(x.shape[:2], config.linear_conv_kernel_dim, jnp.int32)  # histories of new rows are zeros
-    inputs = layers.delta_inputs(params, x, valid, reach, cache.history, config)
+    projected = layers.delta_projected(params, x)
+    inputs = layers.delta_inputs(params, x, projected, valid, reach, cache.history, config)
     if time == 1:
-        q, k, v, g, beta = (a[:, 0] for a in inputs[:5])
+        q, k, v, g, beta = (a[:, 0] for a in inputs)
         mixed, state = kernels.delta_step(q, k, v, g, beta, cache.state)
         mixed = mixed[:, None]
     elif execution.delta == "recurrent":
-        mixed, state = kernels.delta_recurrent(*inputs[:5], jnp.zeros_like(valid), cache.state)
+        mixed, state = kernels.delta_recurrent(*inputs, jnp.zeros_like(valid), cache.state)
     else:
         starts = jnp.zeros_like(valid)
-        mixed, state = kernels.delta_chunked(*inputs[:5], starts, cache.state, chunk=execution.delta_chunk)
+        mixed, state = kernels.delta_chunked(*inputs, starts, cache.state, chunk=execution.delta_chunk)
     moved = num_valid > 0
     state = jnp.where(moved[:, None, None, None], state, cache.state)
-    history = _advance(cache.history, inputs.raw, num_valid)
+    history = _advance(cache.history, projected, num_valid)
     return layers.delta_output(params, x, mixed, config), DeltaCache(history, state)
 
 

@@ -1,4 +1,8 @@
-"""The training forward pass: packed rows of tokens in, hidden states out."""
+"""The training forward pass: packed rows of tokens in, hidden states out.
+
+With a mesh in `Execution` it is called inside a manual program, with this device's parts of parameters and batch; then
+every layer first gathers its parameters, and drops them again.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
+from swerve import kernels
 from swerve.models import layers
 from swerve.models.config import Qwen35MoeConfig
 from swerve.models.execution import DEFAULT, Execution
-from swerve.models.parameters import Params, stack_blocks, unstack_blocks
+from swerve.models.parameters import Params, layer_parameters, parameters, stack_blocks, unstack_blocks
+from swerve.models.sharding import RULES, of_tensor_rank
+from swerve.parallel import ROW_AXES
 
 
 class ForwardOutput(NamedTuple):
@@ -22,10 +30,12 @@ class ForwardOutput(NamedTuple):
     Attributes:
         hidden: `[B, T, M]`, final norm applied.
         router_aux: float32 scalar, mean over layers of the router's balance term, 1 when balanced.
+        dropped: int32 scalar, (token, choice) pairs of all layers that found no place; a result with any is not used.
     """
 
     hidden: jax.Array
     router_aux: jax.Array
+    dropped: jax.Array
 
 
 def forward(
@@ -54,10 +64,12 @@ def forward(
         dtype: Type of the activations.
 
     Returns:
-        Hidden states and the router's balance.
+        Hidden states of this device's tokens; the router's balance and the dropped pairs of all devices.
     """
-    x = jnp.take(params["embedding"], tokens, axis=0).astype(dtype)
-    run = _Run(config, execution, segment_ids, layers.rotation(positions, config))
+    mesh = execution.mesh
+    embedding = RULES.gather(params["embedding"], parameters(config)["embedding"], mesh)
+    x = jnp.take(embedding, tokens, axis=0).astype(dtype)
+    run = _Run(of_tensor_rank(config, mesh), config, execution, segment_ids, layers.rotation(positions, config))
     if routing is not None:
         if routing.shape != (*tokens.shape, config.num_hidden_layers, config.num_experts_per_tok):
             raise ValueError(
@@ -67,60 +79,85 @@ def forward(
             config.num_blocks, config.full_attention_interval, *tokens.shape, config.num_experts_per_tok
         )
     if execution.layers == "scan":
-        x, balance = lax.scan(run.block, x, (stack_blocks(params)["blocks"], routing))
+        x, stats = lax.scan(run.block, x, (stack_blocks(params)["blocks"], routing))
     else:
-        x, balance = _each(run.block, x, unstack_blocks(params)["blocks"], routing)
-    aux = balance.sum() / config.num_hidden_layers
-    return ForwardOutput(layers.rms_norm(x, params["final_norm"], config.rms_norm_eps), aux)
+        x, stats = _each(run.block, x, unstack_blocks(params)["blocks"], routing)
+    load = mesh.sum(stats.load, (*ROW_AXES, "context"))
+    dropped = mesh.sum(stats.dropped.sum(), (*ROW_AXES, "context"))
+    hidden = layers.rms_norm(x, params["final_norm"], config.rms_norm_eps)
+    return ForwardOutput(hidden, load.balance(config.num_experts_per_tok).mean(), dropped)
+
+
+class _LayerStats(NamedTuple):
+    """What a layer, or several stacked, says of its experts on this device."""
+
+    load: kernels.Load
+    dropped: jax.Array
 
 
 class _Run(NamedTuple):
-    """What all layers of one forward pass share."""
+    """What all layers of one forward pass share; `config` has the heads of this device only."""
 
     config: Qwen35MoeConfig
+    whole: Qwen35MoeConfig
     execution: Execution
     segment_ids: jax.Array
     rotation: layers.Rotation
 
-    def block(self, x: jax.Array, inputs: tuple[Params, jax.Array | None]) -> tuple[jax.Array, jax.Array]:
-        """DeltaNet layers, then one with softmax attention; also the sum of their balance terms."""
+    def block(self, x: jax.Array, inputs: tuple[Params, jax.Array | None]) -> tuple[jax.Array, _LayerStats]:
+        """DeltaNet layers, then one with softmax attention; also what they say of their experts."""
         params, routing = inputs
         before, last = (None, None) if routing is None else (routing[:-1], routing[-1])
-        delta, attention = functools.partial(self.layer, False), functools.partial(self.layer, True)
-        if self.execution.remat:
-            delta, attention = jax.checkpoint(delta), jax.checkpoint(attention)
+        delta = self.remembering(functools.partial(self.layer, False))
+        attention = self.remembering(functools.partial(self.layer, True))
         if self.execution.layers == "scan":
-            x, balance = lax.scan(delta, x, (params["delta"], before))
+            x, stats = lax.scan(delta, x, (params["delta"], before))
         else:
-            x, balance = _each(delta, x, params["delta"], before)
+            x, stats = _each(delta, x, params["delta"], before)
         x, of_last = attention(x, (params["attention"], last))
-        return x, balance.sum() + of_last
+        return x, jax.tree.map(lambda several, one: jnp.concatenate([several, one[None]]), stats, of_last)
+
+    def remembering(self, layer: Callable[..., Any]) -> Callable[..., Any]:
+        """The layer, keeping for its backward pass what `execution.remat` says."""
+        remat = self.execution.remat
+        if remat is None:
+            return layer
+        policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=list(remat.keep),
+            names_which_can_be_offloaded=list(remat.offload),
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+        return jax.checkpoint(layer, policy=policy, prevent_cse=self.execution.layers != "scan")
 
     def layer(
         self, attends: bool, x: jax.Array, inputs: tuple[Params, jax.Array | None]
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, _LayerStats]:
         """Mixer and experts, each added to the residual stream."""
-        params, routing = inputs
-        config, execution = self.config, self.execution
+        parts, routing = inputs
+        config, execution, mesh = self.config, self.execution, self.execution.mesh
+        params = RULES.gathered(parts, layer_parameters(self.whole, attention=attends), mesh)
+        x = checkpoint_name(x, "layer_input")
         normed = layers.rms_norm(x, params["input_norm"], config.rms_norm_eps)
         if attends:
-            x = x + layers.attention(params["mixer"], normed, self.rotation, self.segment_ids, config, execution)
+            mixed = layers.attention(params["mixer"], normed, self.rotation, self.segment_ids, config, execution)
         else:
-            x = x + layers.delta_net(params["mixer"], normed, self.segment_ids, config, execution)
+            mixed = layers.delta_net(params["mixer"], normed, self.segment_ids, config, execution)
+        x = x + checkpoint_name(mesh.sum(mixed, ("tensor",)), "mixer_output")
         normed = layers.rms_norm(x, params["post_norm"], config.rms_norm_eps)
-        out, balance = layers.moe(params["moe"], normed, self.segment_ids > 0, config, execution, routing)
-        return x + out, balance
+        experts = layers.moe(params["moe"], normed, self.segment_ids > 0, config, execution, routing)
+        return x + mesh.sum(experts.out, ("tensor",)), _LayerStats(experts.load, experts.dropped)
 
 
 def _each(
-    step: Callable[[jax.Array, Any], tuple[jax.Array, jax.Array]],
+    step: Callable[[jax.Array, Any], tuple[jax.Array, _LayerStats]],
     x: jax.Array,
     params: tuple[Params, ...],
     routing: jax.Array | None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, _LayerStats]:
     """`lax.scan`, unrolled."""
     terms = []
     for i, one in enumerate(params):
         x, term = step(x, (one, None if routing is None else routing[i]))
         terms.append(term)
-    return x, jnp.stack(terms)
+    return x, jax.tree.map(lambda *each: jnp.stack(each), *terms)

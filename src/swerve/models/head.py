@@ -1,9 +1,15 @@
 """From hidden states to log-probabilities, without ever holding the logits of all tokens.
 
+On a mesh the table is gathered once forward and once backward, each device scores its own tokens, and the gradient of
+the table is added up in float32 on the device and reduced once.
+
 Legend: N tokens, M hidden width, V vocabulary.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +17,9 @@ from jax import lax
 
 from swerve.models.config import Qwen35MoeConfig
 from swerve.models.execution import DEFAULT, Execution
-from swerve.models.parameters import Params
+from swerve.models.parameters import Params, parameters
+from swerve.models.sharding import RULES
+from swerve.parallel import MeshShape, Parameter
 
 
 def head_weight(params: Params, config: Qwen35MoeConfig) -> jax.Array:
@@ -44,31 +52,64 @@ def token_logprobs(
         tokens: int32 `[B, T]`, the same rows.
         segment_ids: int32 `[B, T]`.
         temperature: Divides the logits.
-        execution: Its `logprob_chunk` bounds the logits that are live.
+        execution: Its `logprob_chunk` bounds the logits that are live; on its mesh all arrays are this device's.
 
     Returns:
         Log-probabilities and entropies of the distributions they come from (nats), float32 `[B, T]`: entry t is scored
         from the hidden state at t - 1 of the same segment; 0 at segment starts and in padding.
     """
-    shape = tokens.shape
-    following = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
-    inside = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] > 0)
-    flat, targets = hidden.reshape(-1, hidden.shape[-1]), following.reshape(-1)
+    mesh, shape = execution.mesh, tokens.shape
+    following = jnp.concatenate([tokens[:, 1:], mesh.from_after(tokens[:, :1], "context")], axis=1)
+    flat, targets = _share(hidden.reshape(-1, hidden.shape[-1]), mesh), _share(following.reshape(-1), mesh)
     scale = 1 / jnp.asarray(temperature, jnp.float32)
-    weight = head_weight(params, config)
-    scores = _scored(flat, weight, targets, scale, min(execution.logprob_chunk, flat.shape[0]))
+    table = _Table.of(config, mesh)
+    chunk = min(execution.logprob_chunk, flat.shape[0])
+    scores = _scored(flat, head_weight(params, config), targets, scale, chunk, table)
+    before = mesh.from_before(segment_ids[:, -1:], "context")
+    inside = (jnp.concatenate([before, segment_ids[:, :-1]], axis=1) == segment_ids) & (segment_ids > 0)
 
     def shifted(values: jax.Array) -> jax.Array:
-        return jnp.pad(jnp.where(inside, values.reshape(shape)[:, :-1], 0), ((0, 0), (1, 0)))
+        values = mesh.gather(values, ("tensor",), 0).reshape(shape)
+        moved = jnp.concatenate([mesh.from_before(values[:, -1:], "context"), values[:, :-1]], axis=1)
+        return jnp.where(inside, moved, 0)
 
     return shifted(scores[0]), shifted(scores[1])
 
 
+def _share(x: jax.Array, mesh: MeshShape) -> jax.Array:
+    """The tokens that this rank of the tensor axis scores, of those that all its ranks hold."""
+    if mesh.tensor == 1:
+        return x
+    size = x.shape[0] // mesh.tensor
+    return lax.dynamic_slice_in_dim(x, mesh.index("tensor") * size, size, 0)
+
+
+class _Table(NamedTuple):
+    """How the parts `[M, V]` of the head's weight become whole."""
+
+    declared: Parameter
+    mesh: MeshShape
+
+    @classmethod
+    def of(cls, config: Qwen35MoeConfig, mesh: MeshShape) -> _Table:
+        """The table of a model; where the embedding serves as head, it is the transposed one."""
+        declared = parameters(config)["embedding" if config.tie_word_embeddings else "head"]
+        if config.tie_word_embeddings:
+            declared = replace(declared, shape=declared.shape[::-1], axes=declared.axes[::-1])
+        return cls(declared, mesh)
+
+    def gather(self, part: jax.Array) -> jax.Array:
+        return RULES.gather(part, self.declared, self.mesh)
+
+    def scatter_sum(self, whole: jax.Array) -> jax.Array:
+        return RULES.scatter_sum(whole, self.declared, self.mesh)
+
+
 def _score(
-    hidden_NM: jax.Array, weight_MV: jax.Array, targets_N: jax.Array, scale: jax.Array, chunk: int
+    hidden_NM: jax.Array, part_MV: jax.Array, targets_N: jax.Array, scale: jax.Array, chunk: int, table: _Table
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probability of each target and entropy, `[N]` each, `chunk` tokens at a time."""
-    weight = weight_MV.astype(hidden_NM.dtype)
+    weight = table.gather(part_MV).astype(hidden_NM.dtype)
 
     def score(inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         hidden, targets = inputs
@@ -82,21 +123,23 @@ def _score(
     return lp.reshape(-1)[: len(targets_N)], entropy.reshape(-1)[: len(targets_N)]
 
 
-_scored = jax.custom_vjp(_score, nondiff_argnums=(4,))
+_scored = jax.custom_vjp(_score, nondiff_argnums=(4, 5))
 
 
 def _scored_forward(
-    hidden: jax.Array, weight: jax.Array, targets: jax.Array, scale: jax.Array, chunk: int
+    hidden: jax.Array, part: jax.Array, targets: jax.Array, scale: jax.Array, chunk: int, table: _Table
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
-    out = _score(hidden, weight, targets, scale, chunk)
-    return out, (hidden, weight, targets, scale, out[1])
+    out = _score(hidden, part, targets, scale, chunk, table)
+    return out, (hidden, part, targets, scale, out[1])
 
 
 def _scored_backward(
-    chunk: int, saved: tuple[jax.Array, ...], cotangents: tuple[jax.Array, jax.Array]
+    chunk: int, table: _Table, saved: tuple[jax.Array, ...], cotangents: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array | None, ...]:
-    hidden_NM, weight_MV, targets_N, scale, entropy_N = saved
-    weight = weight_MV.astype(hidden_NM.dtype)
+    hidden_NM, part_MV, targets_N, scale, entropy_N = saved
+    if table.mesh.size() > 1:  # gathered anew, rather than kept from the forward pass
+        part_MV, entropy_N = lax.optimization_barrier((part_MV, entropy_N))
+    weight = table.gather(part_MV).astype(hidden_NM.dtype)
 
     def step(dweight: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         hidden, targets, entropy, dlp, dentropy = inputs
@@ -114,7 +157,7 @@ def _scored_backward(
     arrays = (hidden_NM, targets_N, entropy_N, *cotangents)
     dweight, dhidden = lax.scan(step, jnp.zeros(weight.shape, jnp.float32), tuple(_chunks(x, chunk) for x in arrays))
     dhidden = dhidden.reshape(-1, hidden_NM.shape[1])[: len(targets_N)]
-    return dhidden, dweight.astype(weight_MV.dtype), None, jnp.zeros_like(scale)
+    return dhidden, table.scatter_sum(dweight.astype(part_MV.dtype)), None, jnp.zeros_like(scale)
 
 
 _scored.defvjp(_scored_forward, _scored_backward)

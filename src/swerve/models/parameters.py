@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import jax
@@ -33,19 +34,24 @@ Params: TypeAlias = Mapping[str, Any]
 """Nested mapping of arrays with the structure of `parameters(config)`."""
 
 
-def parameters(config: Qwen35MoeConfig) -> dict[str, Any]:
+KEPT_IN_FLOAT32 = ("A_log", "router")
+"""Parameters that stay float32 whatever type the others have: decay rates, and the router."""
+
+
+def parameters(config: Qwen35MoeConfig, dtype: str = "float32") -> dict[str, Any]:
     """Declare every parameter of the model.
 
     Args:
         config: The model's shape.
+        dtype: Type of all but `KEPT_IN_FLOAT32`.
 
     Returns:
         A nested mapping of `Parameter`. `embedding` `[vocab, hidden]`, `blocks` (stacked), `final_norm`, and `head`
         `[hidden, vocab]` unless the embedding serves as head.
     """
     vocab, hidden = config.vocab_size, config.hidden_size
-    delta = parallel.stack(_layer(config, attention=False), config.full_attention_interval - 1, "layers")
-    block = {"delta": delta, "attention": _layer(config, attention=True)}
+    delta = parallel.stack(layer_parameters(config, attention=False), config.full_attention_interval - 1, "layers")
+    block = {"delta": delta, "attention": layer_parameters(config, attention=True)}
     small = parallel.normal(config.initializer_range)
     tree: dict[str, Any] = {
         "embedding": Parameter(shape=(vocab, hidden), axes=("vocab", "vocab_embed"), initialiser=small),
@@ -54,7 +60,18 @@ def parameters(config: Qwen35MoeConfig) -> dict[str, Any]:
     }
     if not config.tie_word_embeddings:
         tree["head"] = Parameter(shape=(hidden, vocab), axes=("head_embed", "head_vocab"), initialiser=small)
-    return tree
+    named = parallel.flatten_names(tree)
+    return parallel.unflatten_names({name: replace(p, dtype=_dtype_of(name, dtype)) for name, p in named.items()})
+
+
+def cast(params: Params, dtype: str) -> dict[str, Any]:
+    """Parameters in the type in which they are to be kept, all but `KEPT_IN_FLOAT32`."""
+    named = parallel.flatten_names(params)
+    return parallel.unflatten_names({name: x.astype(_dtype_of(name, dtype)) for name, x in named.items()})
+
+
+def _dtype_of(name: str, dtype: str) -> str:
+    return "float32" if name.rpartition(".")[2] in KEPT_IN_FLOAT32 else dtype
 
 
 def initialise(config: Qwen35MoeConfig, key: jax.Array) -> dict[str, Any]:
@@ -107,7 +124,8 @@ def _norm(size: int) -> Parameter:
     return Parameter(shape=(size,), axes=(None,), initialiser=parallel.zeros)
 
 
-def _layer(config: Qwen35MoeConfig, *, attention: bool) -> ParameterTree:
+def layer_parameters(config: Qwen35MoeConfig, *, attention: bool) -> ParameterTree:
+    """Declare the parameters of one layer, not stacked."""
     return {
         "input_norm": _norm(config.hidden_size),
         "mixer": _attention(config) if attention else _delta_net(config),
@@ -127,10 +145,10 @@ def _attention(config: Qwen35MoeConfig) -> ParameterTree:
     into = parallel.scaled_normal(hidden)
     query_axes, key_axes = ("embed", "heads", None), ("embed", "kv_heads", None)
     return {
-        "q": Parameter(shape=(hidden, queries, width), axes=query_axes, initialiser=into),
-        "gate": Parameter(shape=(hidden, queries, width), axes=query_axes, initialiser=into),
-        "k": Parameter(shape=(hidden, keys, width), axes=key_axes, initialiser=into),
-        "v": Parameter(shape=(hidden, keys, width), axes=key_axes, initialiser=into),
+        "q": Parameter(shape=(hidden, queries, width), axes=query_axes, initialiser=into, outputs=2),
+        "gate": Parameter(shape=(hidden, queries, width), axes=query_axes, initialiser=into, outputs=2),
+        "k": Parameter(shape=(hidden, keys, width), axes=key_axes, initialiser=into, outputs=2),
+        "v": Parameter(shape=(hidden, keys, width), axes=key_axes, initialiser=into, outputs=2),
         "q_norm": _norm(width),
         "k_norm": _norm(width),
         "out": Parameter(
@@ -149,7 +167,7 @@ def _delta_net(config: Qwen35MoeConfig) -> ParameterTree:
     taps = parallel.uniform(-1 / math.sqrt(conv), 1 / math.sqrt(conv))
 
     def project(heads: int, width: int, axis: str) -> Parameter:
-        return Parameter(shape=(hidden, heads, width), axes=("embed", axis, None), initialiser=into)
+        return Parameter(shape=(hidden, heads, width), axes=("embed", axis, None), initialiser=into, outputs=2)
 
     def convolve(heads: int, width: int, axis: str) -> Parameter:
         return Parameter(shape=(conv, heads, width), axes=(None, axis, None), initialiser=taps)
@@ -188,14 +206,16 @@ def _moe(config: Qwen35MoeConfig) -> ParameterTree:
     return {
         "router": Parameter(shape=(hidden, experts), axes=("embed", None), initialiser=into),
         "gate_up": Parameter(
-            shape=(experts, hidden, 2, inner), axes=("expert", None, None, "expert_inner"), initialiser=into
+            shape=(experts, hidden, 2, inner), axes=("expert", None, None, "expert_inner"), initialiser=into, outputs=2
         ),
         "down": Parameter(
             shape=(experts, inner, hidden),
             axes=("expert", "expert_inner", None),
             initialiser=parallel.scaled_normal(inner, gain),
         ),
-        "shared_gate_up": Parameter(shape=(hidden, 2, shared), axes=("embed", None, "shared_inner"), initialiser=into),
+        "shared_gate_up": Parameter(
+            shape=(hidden, 2, shared), axes=("embed", None, "shared_inner"), initialiser=into, outputs=2
+        ),
         "shared_down": Parameter(
             shape=(shared, hidden),
             axes=("contracted", None),

@@ -1,8 +1,8 @@
 """Parameters declared once, and where they live on a mesh.
 
 This package owns the declaration of a parameter (shape, dtype, logical axes, initialiser), everything that derives from
-it (the abstract tree, the initial values, the names, the shardings), and the rules that map logical axes to mesh axes.
-It knows no model.
+it (the abstract tree, the initial values, the names, the shardings), the mesh and what its devices exchange, and the
+rules that map logical axes to mesh axes. It knows no model.
 """
 
 from swerve.parallel.declared import (
@@ -25,13 +25,19 @@ from swerve.parallel.declared import (
     zeros,
 )
 from swerve.parallel.host import tune_cpu
-from swerve.parallel.rules import ShardingRules, shardings
+from swerve.parallel.mesh import AXES, ONE_DEVICE, ROW_AXES, MeshShape
+from swerve.parallel.rules import ShardingRules, Split, shardings, specs
 
 __all__ = [
+    "AXES",
+    "ONE_DEVICE",
+    "ROW_AXES",
     "Initialiser",
+    "MeshShape",
     "Parameter",
     "ParameterTree",
     "ShardingRules",
+    "Split",
     "abstract",
     "constant",
     "flatten_names",
@@ -42,6 +48,7 @@ __all__ = [
     "ones",
     "scaled_normal",
     "shardings",
+    "specs",
     "stack",
     "tune_cpu",
     "unflatten_names",

@@ -28,12 +28,14 @@ class Parameter:
         axes: The logical axis of each dimension, or `None` for one that is never split.
         initialiser: What its first values are.
         dtype: Name of the type it is stored in.
+        outputs: Trailing dimensions that one product gives together; devices exchange them as one.
     """
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     initialiser: Initialiser
     dtype: str = "float32"
+    outputs: int = 1
 
     def __post_init__(self) -> None:
         """Refuse a declaration whose axes do not match its shape."""

@@ -9,6 +9,7 @@ from swerve.trainer.batch import TrainingBatch, make_batch, make_group
 from swerve.trainer.gap import SamplerTrainerGap, check_gap
 from swerve.trainer.grpo import GrpoTrainer, NonFiniteGradientError
 from swerve.trainer.optimizer import Adam, AdamState, UpdateNumbers, learning_rate_at
+from swerve.trainer.programs import Program, execution_of, mesh_shape, plan_programs
 from swerve.trainer.state import TrainerState
 from swerve.trainer.stats import BatchStats, StepStats
 
@@ -18,13 +19,17 @@ __all__ = [
     "BatchStats",
     "GrpoTrainer",
     "NonFiniteGradientError",
+    "Program",
     "SamplerTrainerGap",
     "StepStats",
     "TrainerState",
     "TrainingBatch",
     "UpdateNumbers",
     "check_gap",
+    "execution_of",
     "learning_rate_at",
     "make_batch",
     "make_group",
+    "mesh_shape",
+    "plan_programs",
 ]

@@ -23,8 +23,9 @@ from swerve import models, packing
 from swerve.config.schema import Algorithm, Optimizer
 from swerve.trainer.batch import TrainingBatch, make_batch
 from swerve.trainer.gap import SamplerTrainerGap, measure_gap
-from swerve.trainer.objective import Scored, Sums, check_algorithm, micro_batch_objective
-from swerve.trainer.optimizer import Adam, AdamState, Params, UpdateNumbers
+from swerve.trainer.objective import Sums, check_algorithm
+from swerve.trainer.optimizer import Adam, AdamState, Params
+from swerve.trainer.programs import Accumulated, DeviceBatch, Objective, Programs
 from swerve.trainer.state import TrainerState, adopt, copy_params, to_host
 from swerve.trainer.stats import BatchStats, StepStats, step_stats
 from swerve.types import Float32Array, Group, PackedMicroBatch, SwerveError, Trajectory
@@ -34,23 +35,11 @@ class NonFiniteGradientError(SwerveError):
     """The gradient held an infinity or a NaN; the step was refused and nothing changed."""
 
 
-class _Accumulated(NamedTuple):
-    """Unnormalised gradient of the batch so far, float32, and its sums."""
+class _Unsettled(NamedTuple):
+    """A micro-batch of which it is not known yet whether all its (token, expert) pairs found a place."""
 
-    gradients: Params
-    sums: Sums
-
-
-class _DeviceBatch(NamedTuple):
-    """A micro-batch on the device; `[rows, time]`, and routing `[rows, time, layers, k]` or `None`."""
-
-    tokens: jax.Array
-    segment_ids: jax.Array
-    positions: jax.Array
-    loss_mask: jax.Array
-    advantages: jax.Array
-    behaviour_logprobs: jax.Array
-    routing: jax.Array | None
+    batch: DeviceBatch
+    dropped: jax.Array
 
 
 class GrpoTrainer:
@@ -68,7 +57,10 @@ class GrpoTrainer:
         freeze_router: Keep the experts' router as it is.
         router_aux_coefficient: Weight of the router's balance term; 0 adds none.
         reference_params: Policy that `algorithm.kl_coefficient` pulls towards; by default the starting weights.
-        execution: How the model is computed.
+        execution: How the model is computed, and the shape of the mesh.
+        devices: Of the mesh, in its order; JAX's own by default. Not used where the mesh is one device.
+        parameter_dtype: Type in which the weights are kept.
+        activation_dtype: Type of the activations.
         version: Updates that the starting weights have had.
     """
 
@@ -87,6 +79,9 @@ class GrpoTrainer:
         router_aux_coefficient: float = 0.0,
         reference_params: Params | None = None,
         execution: models.Execution | None = None,
+        devices: Sequence[Any] | None = None,
+        parameter_dtype: str = "float32",
+        activation_dtype: str = "float32",
         version: int = 0,
     ) -> None:
         check_algorithm(algorithm)
@@ -95,28 +90,37 @@ class GrpoTrainer:
                 "algorithm.skip_zero_advantage would leave sequences out of the router's balance term: set it to "
                 "false, or router_aux_coefficient to 0"
             )
-        self._config = config
+        execution = execution or models.Execution()
+        shape = execution.mesh
+        models.check_mesh(config, shape, rows_per_micro_batch, row_length, execution.expert_chunks)
         self._algorithm = algorithm
-        self._adam = Adam(settings=optimizer)
         self._temperature = temperature
         self._context_length = context_length
         self._row_length = row_length
         self._rows_per_micro_batch = rows_per_micro_batch
-        self._freeze_router = freeze_router
-        self._router_aux_coefficient = router_aux_coefficient
-        self._execution = execution or models.Execution()
-        self._params = copy_params(params)
-        self._moments: AdamState = jax.jit(self._adam.init)(self._params)
+        objective = Objective(
+            config=config,
+            algorithm=algorithm,
+            temperature=temperature,
+            context_length=context_length,
+            freeze_router=freeze_router,
+            router_aux_coefficient=router_aux_coefficient,
+            execution=execution,
+            activation_dtype=activation_dtype,
+        )
+        self._programs = Programs(
+            objective, Adam(settings=optimizer), shape.make(devices) if shape.size() > 1 else None
+        )
+        self._params = self._placed(models.cast(params, parameter_dtype))
+        self._moments: AdamState = self._programs.init_moments(self._params)
         self._version = version
         self._reference: Params | None = None
         if algorithm.kl_coefficient > 0:
-            self._reference = copy_params(params if reference_params is None else reference_params)
-        self._accumulated: _Accumulated | None = None
-        self._num_traced = 0
-        self._zeros = jax.jit(_zeros)
-        self._accumulate = jax.jit(self._accumulate_program, donate_argnums=2)
-        self._update = jax.jit(self._update_program, donate_argnums=(0, 1))
-        self._score = jax.jit(self._score_program)
+            reference = params if reference_params is None else reference_params
+            self._reference = self._placed(models.cast(reference, parameter_dtype))
+        self._accumulated: Accumulated | None = None
+        self._unsettled: _Unsettled | None = None
+        self._num_replays = 0
 
     # ---------------------------------------------------------------------------------------------- properties
 
@@ -132,8 +136,8 @@ class GrpoTrainer:
 
     @property
     def num_compiled(self) -> int:
-        """Programs compiled so far by `accumulate` and `update`; 2 in a run whose shapes are fixed."""
-        return self._num_traced
+        """Programs compiled so far by `accumulate` and `update`; 2 in a run whose shapes are fixed and experts fit."""
+        return self._programs.num_traced
 
     # ------------------------------------------------------------------------------------------------- training
 
@@ -142,12 +146,12 @@ class GrpoTrainer:
 
         It may run in a thread of its own while the trainer is not used otherwise.
         """
-        padding = _to_device(self._untrained(()), self._shape)
-        nothing = _Accumulated(self._zeros(self._params), Sums.zero())
-        accumulated = self._accumulate(self._params, self._reference, nothing, padding)
+        programs, padding = self._programs, self._to_device(self._untrained(()))
+        nothing = Accumulated(programs.zeros(self._params), Sums.zero())
+        accumulated, _ = programs.accumulate(self._params, self._reference, nothing, padding)
         copies = jax.tree.map(jnp.copy, (self._params, self._moments))
-        self._score(self._params, padding, jnp.float32(self._temperature))
-        jax.block_until_ready(self._update(*copies, accumulated, jnp.float32(0.0)))
+        programs.score(self._params, padding, jnp.float32(self._temperature))
+        jax.block_until_ready(programs.update(*copies, accumulated, jnp.float32(0.0)))
 
     def prepare(self, groups: Sequence[Group]) -> TrainingBatch:
         """Pack a step's groups for the weights as they are. Host work only.
@@ -188,9 +192,7 @@ class GrpoTrainer:
             )
         start = time.perf_counter()
         skipped = batch.stats.num_skipped_seqs, batch.stats.num_skipped_tokens
-        self._accumulated = _Accumulated(
-            self._zeros(self._params), Sums.of_skipped(*skipped, self._algorithm.normaliser)
-        )
+        self._begin(Sums.of_skipped(*skipped, self._algorithm.normaliser))
         for micro_batch in batch.packed.micro_batches:
             # Laid out while the device was busy, handed over when it is not: two in flight need twice the memory.
             jax.block_until_ready(self._accumulated)
@@ -204,10 +206,28 @@ class GrpoTrainer:
             micro_batch: Of the trainer's shape.
         """
         if self._accumulated is None:
-            self._accumulated = _Accumulated(self._zeros(self._params), Sums.zero())
-        self._accumulated = self._accumulate(
-            self._params, self._reference, self._accumulated, _to_device(micro_batch, self._shape)
-        )
+            self._begin(Sums.zero())
+        self._settle()
+        batch = self._to_device(micro_batch)
+        assert self._accumulated is not None
+        self._accumulated, dropped = self._programs.accumulate(self._params, self._reference, self._accumulated, batch)
+        if self._programs.may_drop:
+            self._unsettled = _Unsettled(batch, dropped)
+
+    def _begin(self, sums: Sums) -> None:
+        """Start a batch with what its skipped sequences add."""
+        self._accumulated = Accumulated(self._programs.zeros(self._params), sums)
+        self._unsettled = None
+        self._num_replays = 0
+
+    def _settle(self) -> None:
+        """Compute the last micro-batch again, with room for every pair, if one of its pairs found no place."""
+        unsettled, self._unsettled = self._unsettled, None
+        if unsettled is not None and int(unsettled.dropped):
+            self._accumulated, _ = self._programs.accumulate_dropless(
+                self._params, self._reference, self._accumulated, unsettled.batch
+            )
+            self._num_replays += 1
 
     def update(self, learning_rate: float, batch: BatchStats, start: float) -> StepStats:
         """Divide what has been accumulated, clip it and apply it.
@@ -224,6 +244,7 @@ class GrpoTrainer:
             NonFiniteGradientError: Nothing changed.
             SwerveError: Nothing was accumulated, or no token was left to train on. Nothing changed.
         """
+        self._settle()
         accumulated, self._accumulated = self._accumulated, None
         if accumulated is None:
             raise SwerveError("nothing to update with: no micro-batch was accumulated")
@@ -235,7 +256,12 @@ class GrpoTrainer:
                 f"{sums.num_candidates} algorithm.logprob_error_threshold; raise rollout.context_length if episodes "
                 f"fill it, or find out why sampler and trainer disagree"
             )
-        self._params, self._moments, numbers = self._update(
+        if sums.dropped_used:
+            raise SwerveError(
+                f"step {self._version + 1}: {sums.dropped_used} (token, expert) pairs were not computed although there "
+                "was room for all: the step was refused; this is a fault of the program"
+            )
+        self._params, self._moments, numbers = self._programs.update(
             self._params, self._moments, accumulated, jnp.float32(learning_rate)
         )
         numbers = jax.device_get(numbers)
@@ -246,7 +272,8 @@ class GrpoTrainer:
                 f"learning rate or look at the batch"
             )
         self._version += 1
-        return step_stats(self._version, learning_rate, sums, numbers, batch, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        return step_stats(self._version, learning_rate, sums, numbers, batch, self._num_replays, seconds)
 
     # -------------------------------------------------------------------------------------------------- scoring
 
@@ -259,7 +286,8 @@ class GrpoTrainer:
         Returns:
             Log-probabilities and entropies in nats, float32 `[rows, time]`; 0 at segment starts and in padding.
         """
-        lp, entropy = self._score(self._params, _to_device(micro_batch, self._shape), jnp.float32(self._temperature))
+        batch = self._to_device(micro_batch)
+        lp, entropy = self._programs.score(self._params, batch, jnp.float32(self._temperature))
         return np.asarray(lp), np.asarray(entropy)
 
     def trajectory_logprobs(self, trajectories: Sequence[Trajectory]) -> list[Float32Array]:
@@ -292,7 +320,7 @@ class GrpoTrainer:
             float32 `[n]`; entry t is of `tokens[t]` given those before, entry 0 is 0.
         """
         micro_batch = self._untrained(tokens)
-        lp, _ = self._score(self._params, _to_device(micro_batch, self._shape), jnp.float32(1.0))
+        lp, _ = self._programs.score(self._params, self._to_device(micro_batch), jnp.float32(1.0))
         return np.asarray(lp)[0, : len(tokens)]
 
     def sampler_trainer_gap(self, trajectories: Sequence[Trajectory]) -> SamplerTrainerGap:
@@ -336,7 +364,7 @@ class GrpoTrainer:
             version: Updates they have had.
         """
         self._params = adopt(self._params, params, "params")
-        self._moments = jax.jit(self._adam.init)(self._params)
+        self._moments = self._programs.init_moments(self._params)
         self._version = version
         self._accumulated = None
 
@@ -362,95 +390,18 @@ class GrpoTrainer:
             sequence_ids=inside - 1,
         )
 
-    def _forward(
-        self, params: Params, batch: _DeviceBatch, temperature: jax.Array | float
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Log-probabilities and entropies `[rows, time]`, and the router's balance term."""
-        out = models.forward(
-            params,
-            self._config,
-            batch.tokens,
-            batch.segment_ids,
-            batch.positions,
-            routing=batch.routing,
-            execution=self._execution,
-        )
-        lp, entropy = models.token_logprobs(
-            params,
-            self._config,
-            out.hidden,
-            batch.tokens,
-            batch.segment_ids,
-            temperature,
-            execution=self._execution,
-        )
-        return lp, entropy, out.router_aux
+    def _placed(self, params: Params) -> Params:
+        """A copy of a tree of parameters, where this trainer's live."""
+        copies = copy_params(params)
+        shardings = self._programs.parameter_shardings
+        return copies if shardings is None else jax.device_put(copies, shardings)
 
-    def _objective(self, params: Params, reference: Params | None, batch: _DeviceBatch) -> tuple[jax.Array, Sums]:
-        if self._freeze_router:
-            params = freeze_routers(params)
-        lp, entropy, router_aux = self._forward(params, batch, self._temperature)
-        reference_lp = None
-        if reference is not None:
-            reference_lp = jax.lax.stop_gradient(self._forward(reference, batch, self._temperature)[0])
-        scored = Scored(
-            logprobs=lp,
-            entropy=jax.lax.stop_gradient(entropy),
-            reference_logprobs=reference_lp,
-            behaviour_logprobs=batch.behaviour_logprobs,
-            advantages=batch.advantages,
-            loss_mask=batch.loss_mask,
-            segment_ids=batch.segment_ids,
-        )
-        numerator, sums = micro_batch_objective(self._algorithm, scored, self._context_length)
-        if self._router_aux_coefficient:
-            # Weighed by the micro-batch's share of the count, so that the term has this coefficient in the whole loss.
-            numerator = numerator + self._router_aux_coefficient * router_aux * sums.denominator
-        return numerator, sums
-
-    def _accumulate_program(
-        self, params: Params, reference: Params | None, accumulated: _Accumulated, batch: _DeviceBatch
-    ) -> _Accumulated:
-        self._num_traced += 1
-        gradients, sums = jax.grad(self._objective, has_aux=True)(params, reference, batch)
-        total = jax.tree.map(lambda a, g: a + g.astype(jnp.float32), accumulated.gradients, gradients)
-        return _Accumulated(total, accumulated.sums.add(sums))
-
-    def _update_program(
-        self, params: Params, moments: AdamState, accumulated: _Accumulated, learning_rate: jax.Array
-    ) -> tuple[Params, AdamState, UpdateNumbers]:
-        self._num_traced += 1
-        gradients = jax.tree.map(lambda g: g / accumulated.sums.denominator, accumulated.gradients)
-        return self._adam.apply(params, moments, gradients, learning_rate)
-
-    def _score_program(
-        self, params: Params, batch: _DeviceBatch, temperature: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        return self._forward(params, batch, temperature)[:2]
-
-
-def freeze_routers(params: Params) -> Params:
-    """Return the tree with no gradient through any parameter named `router`."""
-
-    def freeze(path: tuple[Any, ...], value: jax.Array) -> jax.Array:
-        return jax.lax.stop_gradient(value) if getattr(path[-1], "key", None) == "router" else value
-
-    return jax.tree_util.tree_map_with_path(freeze, params)
-
-
-def _zeros(params: Params) -> Params:
-    return jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-
-
-def _to_device(micro_batch: PackedMicroBatch, shape: tuple[int, int]) -> _DeviceBatch:
-    if micro_batch.tokens.shape != shape:
-        raise SwerveError(f"a micro-batch of shape {micro_batch.tokens.shape} does not fit a trainer of shape {shape}")
-    return _DeviceBatch(
-        tokens=jnp.asarray(micro_batch.tokens),
-        segment_ids=jnp.asarray(micro_batch.segment_ids),
-        positions=jnp.asarray(micro_batch.positions),
-        loss_mask=jnp.asarray(micro_batch.loss_mask),
-        advantages=jnp.asarray(micro_batch.advantages),
-        behaviour_logprobs=jnp.asarray(micro_batch.behaviour_logprobs),
-        routing=None if micro_batch.routing is None else jnp.asarray(micro_batch.routing),
-    )
+    def _to_device(self, micro_batch: PackedMicroBatch) -> DeviceBatch:
+        if micro_batch.tokens.shape != self._shape:
+            raise SwerveError(
+                f"a micro-batch of shape {micro_batch.tokens.shape} does not fit a trainer of shape {self._shape}"
+            )
+        names = [name for name in DeviceBatch._fields if getattr(micro_batch, name) is not None]
+        arrays = {name: getattr(micro_batch, name) for name in names}
+        placed = jax.device_put(arrays, self._programs.batch_sharding)
+        return DeviceBatch(**{"routing": None, **placed})

@@ -56,6 +56,7 @@ class Sums(NamedTuple):
         weight: Importance weights of tokens trained on, float32.
         kl: Estimated divergence from the reference over tokens trained on, nats, float32.
         logprob_error_max: Largest `mean_t exp|lp_gen - lp|` of a sequence before the filter, float32.
+        dropped_used: (token, expert) pairs that were not computed in a micro-batch that counts, int32.
     """
 
     numerator: jax.Array
@@ -69,11 +70,12 @@ class Sums(NamedTuple):
     weight: jax.Array
     kl: jax.Array
     logprob_error_max: jax.Array
+    dropped_used: jax.Array
 
     @classmethod
     def zero(cls) -> Sums:
         """Return the sums of nothing."""
-        integers = {"num_tokens", "num_candidates", "num_sequences", "num_gate_passed"}
+        integers = {"num_tokens", "num_candidates", "num_sequences", "num_gate_passed", "dropped_used"}
         zeros: dict[str, Any] = {name: (np.int32 if name in integers else np.float32)(0) for name in cls._fields}
         return cls(**zeros)
 
@@ -152,6 +154,7 @@ def micro_batch_objective(algorithm: Algorithm, scored: Scored, context_length: 
         weight=_total(weight, mask),
         kl=_total(kl, mask),
         logprob_error_max=jnp.max(error),
+        dropped_used=jnp.int32(0),
     )
     return numerator, jax.lax.stop_gradient(sums)
 

@@ -63,4 +63,5 @@ def adopt(current: Any, given: Any, what: str) -> Any:
                 f"{what} of another model: {name} is {other.dtype}{list(other.shape)}, expected "
                 f"{leaf.dtype}{list(leaf.shape)}"
             )
-    return jax.tree.unflatten(jax.tree.structure(current), [jnp.array(theirs[name], copy=True) for name in ours])
+    copies = [jax.device_put(jnp.array(theirs[name], copy=True), leaf.sharding) for name, leaf in ours.items()]
+    return jax.tree.unflatten(jax.tree.structure(current), copies)

@@ -103,6 +103,8 @@ class StepStats:
             filter kept and that have a sampled token.
         kept_sequence_gate_share: Sequences that passed the gate, over `global_valid_seqs`; 1 where there is no gate.
         kept_share: Sequences that entered the loss (all filters and the gate), over `batch.num_sequences`.
+        dropped_assignments_used: (token, expert) pairs that were not computed in any micro-batch that counts; always 0.
+        dropless_replays: Micro-batches computed again because an expert's buffer was too small. Count.
         train_s: Wall-clock seconds from the first micro-batch's hand-over to the end of the update.
         slots_per_s: `batch.num_slots` over `train_s`.
         real_tokens_per_s: `batch.num_real_tokens` over `train_s`.
@@ -125,6 +127,8 @@ class StepStats:
     kept_logprob_error_share: float
     kept_sequence_gate_share: float
     kept_share: float
+    dropped_assignments_used: int
+    dropless_replays: int
     train_s: float
     slots_per_s: float
     real_tokens_per_s: float
@@ -154,7 +158,13 @@ def mean(values: ArrayLike) -> float:
 
 
 def step_stats(
-    step: int, learning_rate: float, sums: Sums, numbers: UpdateNumbers, batch: BatchStats, seconds: float
+    step: int,
+    learning_rate: float,
+    sums: Sums,
+    numbers: UpdateNumbers,
+    batch: BatchStats,
+    num_replays: int,
+    seconds: float,
 ) -> StepStats:
     """Divide a step's sums by their denominators.
 
@@ -164,6 +174,7 @@ def step_stats(
         sums: Over all micro-batches, on the host.
         numbers: Of the update, on the host.
         batch: What the batch held.
+        num_replays: Micro-batches computed again without a limit on experts.
         seconds: Wall-clock time of the step.
 
     Returns:
@@ -188,6 +199,8 @@ def step_stats(
         kept_logprob_error_share=share(int(sums.num_sequences), int(sums.num_candidates), 1.0),
         kept_sequence_gate_share=share(int(sums.num_gate_passed), int(sums.num_sequences), 1.0),
         kept_share=share(int(sums.num_gate_passed), batch.num_sequences),
+        dropped_assignments_used=int(sums.dropped_used),
+        dropless_replays=num_replays,
         train_s=seconds,
         slots_per_s=share(batch.num_slots, seconds),
         real_tokens_per_s=share(batch.num_real_tokens, seconds),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 
@@ -12,6 +13,7 @@ from swerve.config import (
     parse_recipe,
     read_recipe,
     read_recipe_as,
+    render,
     settings,
 )
 from swerve.config.schema import PretrainRecipe, Rollout
@@ -262,6 +264,38 @@ def test_recipes_built_in_python_are_checked_too():
         check_recipe(dataclasses.replace(TrainRecipe(), rollout=Rollout(num_slots="4")))  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize("value", ["0", "-1.5", '"dropped"', "true", "nan"])
+def test_a_buffer_factor_is_positive_or_dropless(value):
+    with pytest.raises(RecipeError, match=r"execution.buffer_factor = .* must be a number above 0 or dropless"):
+        parse_recipe(f'kind = "train"\n[execution]\nbuffer_factor = {value}\n')
+
+
+@pytest.mark.parametrize(("text", "value"), [("dropless", "dropless"), ("1.25", 1.25), ("2", 2.0)])
+def test_a_setting_may_be_a_number_or_a_word(tmp_path, text, value):
+    (tmp_path / "r.toml").write_text('kind = "train"\n')
+    recipe = read_recipe_as(TrainRecipe, tmp_path / "r.toml", {"execution.buffer_factor": text})
+    assert recipe.execution.buffer_factor == value
+    assert parse_recipe(render(recipe)) == recipe
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("[mesh]\nfsdp = 3", "packing.rows_per_micro_batch = 8 must be a multiple of mesh.fsdp x mesh.expert = 3"),
+        ("[mesh]\ncontext = 3", "packing.row_length = 512 must be a multiple of mesh.context = 3"),
+        ('[execution]\ncontext_attention = "ring"', 'context_attention = "ring" has no effect with mesh.context = 1'),
+        (
+            '[execution]\nexperts = "grouped"\nexpert_block = 8',
+            'expert_block = 8 has no effect with experts = "grouped"',
+        ),
+        ('[remat]\nlayer_input = "offload"', 'remat.layer_input = "offload" has no effect with enabled = false'),
+    ],
+)
+def test_a_mesh_divides_the_work_and_its_settings_are_read(settings, message):
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        parse_recipe(f'kind = "train"\n{settings}\n')
+
+
 def test_text_reads_like_a_file():
     assert parse_recipe('kind = "train"') == TrainRecipe()
     with pytest.raises(RecipeError, match="<text>: kind is missing"):
@@ -272,7 +306,7 @@ def test_text_reads_like_a_file():
 def test_every_setting_has_help_and_a_lawful_default(schema):
     for setting in settings(schema):
         assert len(setting.help) > 10 or setting.key == "kind", setting.key
-        if setting.range is not None:
+        if setting.range is not None and setting.default != "dropless":
             assert isinstance(setting.default, int | float)
             assert setting.range.allows(setting.default), setting.key
     check_recipe(schema())

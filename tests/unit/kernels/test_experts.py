@@ -32,10 +32,10 @@ def outcome(block: int, arrays: dict[str, jax.Array], valid: jax.Array, replay: 
         x, gate_up, down = arrays["x"], arrays["gate_up"], arrays["down"]
         routing = kernels.route(x, arrays["router"], valid, TOP_K, replay)
         if block:
-            out = kernels.experts_sorted(x, routing, gate_up, down, valid, block=block)
+            out, _ = kernels.experts_sorted(x, routing, gate_up, down, valid, block=block)
         else:
             out = kernels.experts_dense(x, routing, gate_up, down)
-        return (out * jnp.cos(out)).sum() + routing.aux, out
+        return (out * jnp.cos(out)).sum() + routing.load.balance(TOP_K), out
 
     return jax.value_and_grad(loss, has_aux=True)(arrays)
 
@@ -55,7 +55,10 @@ def test_every_valid_pair_has_a_place_of_its_own_and_padding_none(skewed: bool) 
     if skewed:
         experts[:, 0], experts[:, 1] = 3, 4
     valid = np.arange(TOKENS) % 4 != 1
-    source, place, owner = (np.asarray(x) for x in plan_blocks(jnp.asarray(experts), jnp.asarray(valid), EXPERTS, 4))
+    plan = plan_blocks(jnp.asarray(experts), jnp.asarray(valid), EXPERTS, 4)
+    source, place, owner = (np.asarray(x) for x in plan[:3])
+    assert plan.dropped == 0
+    assert plan.sizes.tolist() == np.bincount(experts[valid].ravel(), minlength=EXPERTS).tolist()
     slots = num_blocks(TOKENS * TOP_K, EXPERTS, 4) * 4
     assert source.shape == (slots,)
     assert (place[~valid] == slots).all()
@@ -75,8 +78,8 @@ def test_padding_changes_neither_the_balance_nor_the_others() -> None:
 def test_a_balanced_router_has_a_balance_term_of_one() -> None:
     x, valid = jnp.eye(EXPERTS), jnp.ones(EXPERTS, bool)
     routing = kernels.route(x, jnp.eye(EXPERTS), valid, 1)
-    assert routing.aux == pytest.approx(1, abs=1e-6)
-    assert kernels.route(x * 0 + 1, jnp.eye(EXPERTS) * 30, valid, 1).aux >= 1
+    assert routing.load.balance(1) == pytest.approx(1, abs=1e-6)
+    assert kernels.route(x * 0 + 1, jnp.eye(EXPERTS) * 30, valid, 1).load.balance(1) >= 1
 
 
 def test_replayed_experts_are_used_and_send_their_gradient_to_the_router() -> None:

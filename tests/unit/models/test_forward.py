@@ -105,7 +105,7 @@ def test_remat_and_unrolling_change_no_gradient() -> None:
     batch = pack([draw(np.random.default_rng(10), 9, 8), draw(np.random.default_rng(11), 22)], TIME)
     weights = jnp.ones((2, TIME))
     expected = gradients(make_params(), *batch, weights)
-    other = dataclasses.replace(FAST, remat=True)
+    other = dataclasses.replace(FAST, remat=models.Remat())
     assert_close(gradients(make_params(), *batch, weights, other), expected)
     unstacked = gradients(models.unstack_blocks(make_params()), *batch, weights)
     assert_close(models.stack_blocks(unstacked), expected)

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from swerve import parallel
-from swerve.parallel import Parameter, ShardingRules
+from swerve.parallel import Parameter, ShardingRules, Split
 from swerve.types import SwerveError
 
 TREE = {
@@ -53,20 +53,25 @@ MESH = AbstractMesh((4, 2, 1), ("fsdp", "tensor", "expert"))
 
 
 def test_rules_map_logical_axes_to_mesh_axes_that_split_something() -> None:
-    rules = ShardingRules(axes={"embed": ("fsdp", "expert"), "heads": ("tensor",)})
+    rules = ShardingRules(axes={"embed": Split(storage=("fsdp", "expert")), "heads": Split(compute=("tensor",))})
     assert rules.spec(TREE["a"], MESH) == PartitionSpec("fsdp", "tensor")
-    assert ShardingRules(axes={"embed": (), "heads": ("expert",)}).spec(TREE["a"], MESH) == PartitionSpec(None, None)
+    assert ShardingRules(axes={"embed": Split(), "heads": Split(compute=("expert",))}).spec(
+        TREE["a"], MESH
+    ) == PartitionSpec(None, None)
 
 
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        ({"embed": ("fsdp",)}, "no sharding rule for logical axis 'heads'"),
-        ({"embed": ("tensor",), "heads": ("tensor",)}, "'tensor' would split two dimensions"),
-        ({"embed": (), "heads": ("fsdp",)}, "size 6 does not divide over 4"),
+        ({"embed": Split(storage=("fsdp",))}, "no sharding rule for logical axis 'heads'"),
+        (
+            {"embed": Split(compute=("tensor",)), "heads": Split(compute=("tensor",))},
+            "'tensor' would split two dimensions",
+        ),
+        ({"embed": Split(), "heads": Split(storage=("fsdp",))}, "size 6 does not divide over 4"),
     ],
 )
-def test_rules_refuse_what_cannot_be(axes: dict[str, tuple[str, ...]], message: str) -> None:
+def test_rules_refuse_what_cannot_be(axes: dict[str, Split], message: str) -> None:
     with pytest.raises(SwerveError, match=message):
         ShardingRules(axes=axes).spec(TREE["a"], MESH, "a")
 

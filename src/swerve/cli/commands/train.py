@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
         )
         return 0
-    prepare_jax()
+    prepare_jax(recipe.mesh.num_devices)
     from swerve.cli.training import closing_lines, read_inputs, train
     from swerve.telemetry import RunDirectory, choose_path, collect_provenance, latest_path
 

@@ -1,0 +1,186 @@
+"""A step on a mesh of eight devices is the step on one: loss, sums, gradients, update."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from swerve import models, parallel
+from swerve.config.schema import Algorithm, Optimizer
+from swerve.parallel import MeshShape
+from swerve.trainer import GrpoTrainer, StepStats
+from swerve.types import Group, SwerveError
+
+from .samples import OPEN, make_group, make_trajectory
+
+CONFIG = models.Qwen35MoeConfig(
+    vocab_size=48,
+    hidden_size=16,
+    num_hidden_layers=2,
+    full_attention_interval=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    partial_rotary_factor=0.5,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=8,
+    linear_value_head_dim=4,
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=8,
+    shared_expert_intermediate_size=16,
+)
+EXECUTION = models.Execution(attention_block=8, delta_chunk=4, expert_block=8, logprob_chunk=16, layers="scan")
+# What reads whole sequences, which the axis `context` cuts: a gate, a filter, means over sequences.
+SEQUENCES = Algorithm(
+    sequence_gate_low=0.4, sequence_gate_high=1.0, logprob_error_threshold=30.0, normaliser="sequence"
+)
+
+FACTORISATIONS = [
+    MeshShape(fsdp=fsdp, context=context, expert=expert, tensor=tensor)
+    for tensor in (1, 2)
+    for expert in (1, 2, 4, 8)
+    for context in (1, 2, 4, 8)
+    for fsdp in (1, 2, 4, 8)
+    if fsdp * context * expert * tensor == 8
+]
+"""All ways to lay out eight devices; two key heads leave two ranks of the tensor axis."""
+
+
+@functools.cache
+def params() -> Any:
+    rng = np.random.default_rng(0)
+    first = jax.device_get(models.initialise(CONFIG, jax.random.key(1)))
+    return jax.tree.map(lambda x: (x + 0.02 * rng.standard_normal(x.shape)).astype(np.float32), first)
+
+
+@functools.cache
+def groups() -> list[Group]:
+    """Sixteen sequences of 8 to 23 tokens: packed, some begin on one device of a row and end on another."""
+    return [make_group([make_trajectory(f"t{g}", i, 8 + 5 * ((g + i) % 4)) for i in range(4)]) for g in range(4)]
+
+
+def make(execution: models.Execution, algorithm: Algorithm = OPEN, **options: Any) -> GrpoTrainer:
+    settings: dict[str, Any] = {"freeze_router": False, "router_aux_coefficient": 0.02} | options
+    return GrpoTrainer(
+        CONFIG,
+        params(),
+        algorithm=algorithm,
+        optimizer=Optimizer(max_grad_norm=0.5),
+        context_length=32,
+        row_length=32,
+        rows_per_micro_batch=8,
+        execution=execution,
+        **settings,
+    )
+
+
+def step(execution: models.Execution, algorithm: Algorithm = OPEN, **options: Any) -> tuple[StepStats, Any, Any]:
+    """One step's numbers, the new weights and the gradient as Adam's first moment has it, on the host."""
+    trainer = make(execution, algorithm, **options)
+    stats = trainer.step(trainer.prepare(groups()), learning_rate=1e-2)
+    state = trainer.state()
+    return stats, state.params, state.optimizer["mu"]
+
+
+@functools.cache
+def on_one_device(algorithm: Algorithm = OPEN) -> tuple[StepStats, Any, Any]:
+    return step(EXECUTION, algorithm)
+
+
+TIMES = ("train_s", "slots_per_s", "real_tokens_per_s", "dropless_replays")
+
+
+def assert_equal(found: tuple[StepStats, Any, Any], expected: tuple[StepStats, Any, Any]) -> None:
+    numbers, wanted = found[0].scalars(), expected[0].scalars()
+    for name in numbers.keys() - set(TIMES):
+        assert numbers[name] == pytest.approx(wanted[name], rel=1e-5, abs=1e-6), name
+    for kind, tolerance in ((2, 2e-4), (1, 2e-3)):  # a first step of Adam is the gradient's sign, where it has one
+        leaves = parallel.flatten_names(expected[kind])
+        for name, value in parallel.flatten_names(found[kind]).items():
+            allowed = tolerance * np.abs(leaves[name]).max() + 1e-7
+            np.testing.assert_allclose(value, leaves[name], rtol=0, atol=allowed, err_msg=name)
+
+
+def on(shape: MeshShape, **changes: Any) -> models.Execution:
+    return dataclasses.replace(EXECUTION, mesh=shape, **changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", FACTORISATIONS, ids=str)
+def test_every_layout_of_eight_devices_equals_one_device(shape: MeshShape) -> None:
+    assert_equal(step(on(shape)), on_one_device())
+
+
+def test_rows_experts_and_stretches_of_rows_over_eight_devices_equal_one_device() -> None:
+    found = step(on(MeshShape(fsdp=2, context=2, expert=2)), SEQUENCES)
+    assert_equal(found, on_one_device(SEQUENCES))
+    assert 0 < found[0].kept_share < 1
+
+
+def test_tensor_ranks_a_ring_and_a_limit_on_experts_equal_one_device() -> None:
+    shape = MeshShape(context=2, expert=2, tensor=2)
+    remat = models.Remat(keep=("layer_input",), offload=("attention_query", "mixer_output"))
+    found = step(on(shape, context_attention="ring", buffer_factor=0.8, expert_chunks=2, remat=remat))
+    assert_equal(found, on_one_device())
+    assert found[0].dropless_replays == found[0].batch.num_micro_batches
+    assert found[0].dropped_assignments_used == 0
+
+
+@pytest.mark.parametrize("factor", [0.4, 1.0])
+def test_a_limit_that_overflows_is_computed_again_and_one_that_holds_is_not(factor: float) -> None:
+    found = step(dataclasses.replace(EXECUTION, buffer_factor=factor))
+    assert_equal(found, on_one_device())
+    assert found[0].dropless_replays == (found[0].batch.num_micro_batches if factor < 1 else 0)
+    assert found[0].dropped_assignments_used == 0
+
+
+def test_parameters_moments_and_batches_are_spread() -> None:
+    trainer = make(on(MeshShape(fsdp=2, context=2, expert=2)))
+    expert = trainer.params["blocks"]["delta"]["moe"]["gate_up"]
+    assert expert.shape == (1, 1, 8, 16, 2, 8)
+    assert expert.addressable_shards[0].data.shape == (1, 1, 1, 16, 2, 8)
+    assert trainer.params["head"].addressable_shards[0].data.shape == (4, 24)
+    assert len(trainer.params["final_norm"].addressable_shards) == 8
+
+
+def test_a_state_moves_between_meshes() -> None:
+    first = make(EXECUTION)
+    first.step(first.prepare(groups()), learning_rate=1e-2)
+    second = make(on(MeshShape(fsdp=2, context=2, expert=2)))
+    second.restore(first.state())
+    jax.tree.map(np.testing.assert_array_equal, second.state().params, first.state().params)
+    assert (
+        second.params["head"].sharding.spec
+        == models.parameter_specs(CONFIG, second.params["head"].sharding.mesh)["head"]
+    )
+
+
+def test_weights_and_activations_in_bfloat16_learn_the_same() -> None:
+    kinds: dict[str, Any] = {"parameter_dtype": "bfloat16", "activation_dtype": "bfloat16"}
+    stats, weights, _ = step(EXECUTION, **kinds)
+    assert str(weights["head"].dtype) == "bfloat16"
+    assert {
+        str(weights["blocks"]["delta"][part][name].dtype) for part, name in (("mixer", "A_log"), ("moe", "router"))
+    } == {"float32"}
+    expected = on_one_device()[0]
+    assert stats.entropy == pytest.approx(expected.entropy, rel=1e-2)
+    assert stats.grad_norm == pytest.approx(expected.grad_norm, rel=5e-2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (MeshShape(fsdp=3), "8 rows of a micro-batch do not divide over 3 devices"),
+        (MeshShape(context=16), "leave 2 each; the convolution looks back 3"),
+        (MeshShape(tensor=4), "dimension 'kv_heads' of size 2 does not divide over 4 devices"),
+        (MeshShape(fsdp=8, tensor=2), "needs 16 devices; there are 8"),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_refused(shape: MeshShape, message: str) -> None:
+    with pytest.raises(SwerveError, match=message):
+        make(on(shape))
