@@ -2,11 +2,13 @@
 
 The package owns the layout of a checkpoint directory, its atomic writing, the manifest that proves it whole, the
 reasons to refuse one that is torn or foreign, what is kept and what is deleted, and the record of how far a run has
-read its data. It stores arrays and JSON and does not know what they mean.
+read its data; and the reading of tensors by byte ranges and their writing as a stream, here or behind a URL. It stores
+arrays and JSON and does not know what they mean.
 """
 
 from swerve.checkpoint.data_position import DataPosition
 from swerve.checkpoint.files import CheckpointError, TornCheckpointError
+from swerve.checkpoint.storage import Directory, Location, open_directory, write_file
 from swerve.checkpoint.store import (
     Checkpoint,
     CheckpointStore,
@@ -14,14 +16,36 @@ from swerve.checkpoint.store import (
     list_checkpoints,
     open_checkpoint,
 )
+from swerve.checkpoint.tensor_files import (
+    Array,
+    Buffer,
+    NewTensor,
+    Span,
+    StoredTensor,
+    read_box,
+    read_header,
+    write_tensors,
+)
 
 __all__ = [
+    "Array",
+    "Buffer",
     "Checkpoint",
     "CheckpointError",
     "CheckpointStore",
     "DataPosition",
+    "Directory",
     "ForeignCheckpointError",
+    "Location",
+    "NewTensor",
+    "Span",
+    "StoredTensor",
     "TornCheckpointError",
     "list_checkpoints",
     "open_checkpoint",
+    "open_directory",
+    "read_box",
+    "read_header",
+    "write_file",
+    "write_tensors",
 ]

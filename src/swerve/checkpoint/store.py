@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -26,20 +25,11 @@ from swerve.checkpoint.files import (
     remove_leftovers,
     write_directory,
 )
+from swerve.checkpoint.tensor_files import DTYPES
 from swerve.parallel import flatten_names, unflatten_names
 
 _FULL, _WEIGHTS = "step_", "weights_"
 _PARAMS, _OPTIMIZER, _HOST = "params.safetensors", "optimizer.safetensors", "host.json"
-_DTYPES = {
-    "BOOL": np.dtype(np.bool_),
-    **{
-        f"{kind}{bits}": np.dtype(f"{name}{bits}")
-        for kind, name in (("I", "int"), ("U", "uint"))
-        for bits in (8, 16, 32, 64)
-    },
-    **{f"F{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
 
 
 class ForeignCheckpointError(CheckpointError):
@@ -314,7 +304,7 @@ def _encode(tree: Mapping[str, Any]) -> bytes:
 def _decode(content: bytes) -> dict[str, Any]:
     named = {}
     for name, stored in safetensors.deserialize(content):
-        array = np.frombuffer(stored["data"], _DTYPES[stored["dtype"]])
+        array = np.frombuffer(stored["data"], DTYPES[stored["dtype"]])
         named[name] = array.reshape(stored["shape"])
     return unflatten_names(named)
 

@@ -5,6 +5,7 @@ Whatever a run leaves on the disk is whole or absent, a full disk is one clear l
 
 from swerve.telemetry.files import (
     JsonLines,
+    atomic_file,
     force_to_disk,
     keep_json_lines,
     machine_faults,
@@ -34,6 +35,7 @@ __all__ = [
     "TensorBoardSink",
     "ThroughputMeter",
     "TrajectoryLog",
+    "atomic_file",
     "choose_path",
     "collect_provenance",
     "force_to_disk",

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 from swerve.types import MachineError, SwerveError
 
@@ -42,14 +42,14 @@ def machine_faults(path: Path | str) -> Iterator[None]:
         raise MachineError(f"{path}: cannot be written: {reason}: {remedy}") from error
 
 
-def write_atomic(path: Path, data: bytes | str) -> None:
-    """Writes a file so that a reader, or a later run after a crash, sees the old content or the new, never a part.
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file for writing that appears under its name, whole and on the disk, when the block ends well.
 
     Every file that others rely on is written here, with the permissions that the user's umask grants.
 
     Args:
         path: The file; folders that are missing are made.
-        data: Content; text is encoded as UTF-8.
 
     Raises:
         MachineError: It cannot be written; nothing is left behind.
@@ -59,7 +59,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:
-                file.write(data.encode() if isinstance(data, str) else data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -67,6 +67,20 @@ def write_atomic(path: Path, data: bytes | str) -> None:
             temporary.unlink(missing_ok=True)
             raise
         force_to_disk(path.parent)
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Writes a file so that a reader, or a later run after a crash, sees the old content or the new, never a part.
+
+    Args:
+        path: The file; folders that are missing are made.
+        data: Content; text is encoded as UTF-8.
+
+    Raises:
+        MachineError: It cannot be written; nothing is left behind.
+    """
+    with atomic_file(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
 
 
 def force_to_disk(path: Path) -> None:
