@@ -7,7 +7,7 @@ arrays and JSON and does not know what they mean.
 """
 
 from swerve.checkpoint.data_position import DataPosition
-from swerve.checkpoint.files import CheckpointError, TornCheckpointError
+from swerve.checkpoint.files import CheckpointError, TornCheckpointError, read_manifest
 from swerve.checkpoint.storage import Directory, Location, open_directory, write_file
 from swerve.checkpoint.store import (
     Checkpoint,
@@ -46,6 +46,7 @@ __all__ = [
     "open_directory",
     "read_box",
     "read_header",
+    "read_manifest",
     "write_file",
     "write_tensors",
 ]

@@ -146,8 +146,9 @@ class _RemoteDirectory:
 
     def sizes(self) -> dict[str, int]:
         with self._faults(self.path):
+            self._files.invalidate_cache()
             try:
-                entries: list[dict[str, Any]] = self._files.ls(self._root, detail=True, refresh=True)
+                entries: list[dict[str, Any]] = self._files.ls(self._root, detail=True)
             except (FileNotFoundError, NotADirectoryError):
                 return {}
             except Exception:

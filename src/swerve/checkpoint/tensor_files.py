@@ -39,7 +39,7 @@ DTYPE_NAMES: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in DTYPE
 Span: TypeAlias = tuple[int, int]
 """First index, and one past the last."""
 Array: TypeAlias = NDArray[Any]
-Buffer: TypeAlias = "bytes | memoryview"
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 _HEADER_GUESS = 1 << 16
 _HEADER_LIMIT = 100_000_000

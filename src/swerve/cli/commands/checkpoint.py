@@ -1,14 +1,19 @@
-"""Look into checkpoints: list them, prove them whole, tell two apart.
+"""Look into checkpoints: list them, prove them whole, tell two apart, convert them.
 
 `digest` prints the SHA-256 over names, shapes, types and bytes of all parameters, equal exactly where every bit is; of
 a run it takes the last checkpoint. `list` names a run's checkpoints and whether each is whole. `export` writes the
-weights of one as Hugging Face files.
+weights of one as Hugging Face files. `inspect` says what files hold without reading their tensors. `convert` writes a
+model's files in another layout, every bit kept. Models may lie behind a URL: s3://, gs://, hf://, https://.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,30 +22,65 @@ from swerve.types import SwerveError
 if TYPE_CHECKING:
     from swerve.checkpoint import Checkpoint
 
+_QUIET_S = 5.0
+_GB = 1e9
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the actions."""
-    parser.add_argument("action", choices=["digest", "list", "export"], help="what to do")
-    parser.add_argument("path", type=Path, metavar="PATH", help="a run directory, a checkpoint, or Hugging Face files")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="export: where the files go")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    actions = parser.add_subparsers(required=True, dest="action", metavar="{digest,list,export,inspect,convert}")
+    anything = "a run directory, a checkpoint, or a model's files"
+
+    digest = actions.add_parser("digest", help="print the SHA-256 of all parameters")
+    digest.add_argument("path", metavar="PATH", help=anything)
+
+    listing = actions.add_parser("list", help="name a run's checkpoints, and whether each is whole")
+    listing.add_argument("path", type=Path, metavar="PATH", help="a run directory, or its folder of checkpoints")
+
+    export = actions.add_parser("export", help="write a run's weights as Hugging Face files")
+    export.add_argument("path", type=Path, metavar="PATH", help="a run directory, or a checkpoint of one")
+    export.add_argument("--out", type=Path, metavar="DIR", help="where the files go")
+
+    look = actions.add_parser("inspect", help="say what files hold, from their headers")
+    look.add_argument("path", metavar="PATH", help=anything)
+
+    convert = actions.add_parser("convert", help="write a model's files in another layout")
+    convert.add_argument("source", metavar="SRC", help="directory or URL of a model")
+    convert.add_argument("target", metavar="DST", help="directory or URL; empty, or what an interrupted try left")
+    convert.add_argument(
+        "--to",
+        choices=["hf", "scanned", "unscanned"],
+        default="hf",
+        help="transformers' layout (default), or ours with layers stacked or apart",
+    )
+    convert.add_argument("--experts", choices=["fused", "each"], help="hf: a layer's experts as one tensor, or each")
+    convert.add_argument("--prefix", metavar="TEXT", help="hf: what stands before the names, such as model.")
+    convert.add_argument("--max-shard-gb", type=float, default=5.0, metavar="N", help="most data of a file (5)")
+
+    for action in (digest, listing, export, look, convert):
+        action.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Does one of them."""
-    return {"digest": _digest, "list": _list, "export": _export}[arguments.action](arguments)
+    actions = {"digest": _digest, "list": _list, "export": _export, "inspect": _inspect, "convert": _convert}
+    return actions[arguments.action](arguments)
+
+
+def _is_model(path: str) -> bool:
+    return "://" in path or (Path(path) / "config.json").is_file()
 
 
 def _digest(arguments: argparse.Namespace) -> int:
     from swerve.weights import digest
 
-    path: Path = arguments.path
-    if (path / "config.json").is_file():
+    path: str = arguments.path
+    if _is_model(path):
         from swerve.models import load_hf
 
-        found = {"path": str(path), "params": digest(load_hf(path)[1])}
+        found = {"path": path, "params": digest(load_hf(path)[1])}
     else:
-        checkpoint = read_checkpoint(path)
+        checkpoint = read_checkpoint(Path(path))
         found = {
             "path": str(checkpoint.path),
             "step": checkpoint.step,
@@ -91,6 +131,139 @@ def _export(arguments: argparse.Namespace) -> int:
     copy_tokenizer(source, arguments.out)
     print(f"{arguments.out}: weights of step {checkpoint.step}; use them with --policy.checkpoint {arguments.out}")
     return 0
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    found = _model_facts(arguments.path) if _is_model(arguments.path) else _run_facts(Path(arguments.path))
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print("\n".join(_lines(found)))
+    return 2 if found["fault"] else 0
+
+
+def _model_facts(path: str) -> dict[str, Any]:
+    from swerve.models import hf
+
+    return hf.describe(hf.open_model(path))
+
+
+def _run_facts(path: Path) -> dict[str, Any]:
+    """What the checkpoint of a run holds, from its manifest and headers."""
+    from swerve.checkpoint import list_checkpoints, open_directory, read_header, read_manifest
+    from swerve.models import hf
+
+    if not (path / "manifest.json").is_file():
+        checkpoints = list_checkpoints(checkpoints_of(path))
+        if not checkpoints:
+            raise _no_checkpoint(path)
+        path = checkpoints[-1]
+    manifest = read_manifest(path)
+    directory = open_directory(path)
+    files = [name for name in manifest["files"] if name.endswith(".safetensors")]
+    tensors = [tensor for name in files for tensor in read_header(directory, name).values()]
+    return {
+        "path": str(path),
+        "layout": "run",
+        "step": manifest.get("step"),
+        "files": len(manifest["files"]),
+        "bytes": sum(directory.sizes().values()),
+        "tensors": len(tensors),
+        "dtypes": hf.count_dtypes(tensors),
+        "fault": "",
+    }
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    """What a checkpoint holds, one fact a line."""
+    dtypes = ", ".join(f"{kind} {own['tensors']:,} ({_size(own['bytes'])})" for kind, own in found["dtypes"].items())
+    yield f"{found['path']}"
+    match found["layout"]:
+        case "run":
+            yield f"  layout      state of a run after step {found['step']}"
+        case "hf":
+            yield f"  layout      hf, experts {found['experts']}, names {found['prefix']}*"
+        case layout:
+            yield f"  layout      {layout}"
+    yield f"  files       {found['files']:,}, {_size(found['bytes'])}"
+    yield f"  tensors     {found['tensors']:,}: {dtypes}"
+    if found["layout"] != "run":
+        largest, skipped, config = found["largest_tensor"], found["skipped"], found["config"]
+        if largest:
+            yield f"  largest     {largest['name']}, {_size(largest['bytes'])}"
+        yield f"  parameters  {found['parameters']:,}, of which a token passes {found['active_parameters']:,}"
+        yield (
+            f"  model       {config['num_hidden_layers']} layers of width {config['hidden_size']}, "
+            f"{config['num_experts']} experts, {config['vocab_size']:,} tokens"
+        )
+        if skipped["tensors"]:
+            yield f"  skipped     {skipped['tensors']:,}, {_size(skipped['bytes'])}, such as {skipped['example']}"
+    if found["fault"]:
+        yield f"  fault       {found['fault']}"
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from swerve.models import hf
+
+    if arguments.to != "hf" and (arguments.experts or arguments.prefix is not None):
+        raise SwerveError("swerve checkpoint convert: --experts and --prefix are of --to hf: leave them out")
+    if not arguments.max_shard_gb * _GB >= 1:
+        raise SwerveError(f"--max-shard-gb {arguments.max_shard_gb}: must be above 0")
+    source = hf.open_model(arguments.source)
+    if source.skipped:
+        print(hf.skipped_line(source), file=sys.stderr)
+    with _progress() as progress:
+        made = hf.convert(
+            source,
+            arguments.target,
+            to=arguments.to,
+            experts=arguments.experts,
+            prefix=arguments.prefix,
+            max_shard_bytes=round(arguments.max_shard_gb * _GB),
+            progress=progress,
+        )
+    if arguments.json:
+        facts = {"files": made.files, "kept": made.kept, "tensors": made.tensors, "bytes": made.num_bytes}
+        print(json.dumps({"source": arguments.source, "path": arguments.target, "layout": arguments.to, **facts}))
+    else:
+        kept = f" ({made.kept} of them from an earlier try)" if made.kept else ""
+        files = f"{made.files:,} file{'s' if made.files > 1 else ''}{kept}"
+        print(f"{arguments.target}: {arguments.to}, {made.tensors:,} tensors in {files}, {_size(made.num_bytes)}")
+    return 0
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Shows on the standard error how many bytes are done: a bar on a terminal, elsewhere a line now and then."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+        columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("convert", total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        return
+    started = said = time.monotonic()
+
+    def say(done: int, total: int) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= _QUIET_S:
+            said = now
+            speed = _size(int(done / (now - started)))
+            print(f"{_size(done)} of {_size(total)}, {speed}/s", file=sys.stderr, flush=True)
+
+    yield say
+
+
+def _size(num_bytes: int) -> str:
+    """A number of bytes for people."""
+    size, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 999.5 and len(units) > 1:
+        size /= 1000
+        units.pop(0)
+    return f"{size:.3g} {units[0]}"
 
 
 def checkpoints_of(path: Path) -> Path:

@@ -6,6 +6,9 @@ of other parts (`mtp.*`, `visual.*`) are skipped with a line. A tensor that is m
 type is refused by name, before any data is read.
 """
 
+from swerve.models.hf.convert import Conversion, convert
+from swerve.models.hf.describe import count_dtypes, describe
+from swerve.models.hf.layout import Experts
 from swerve.models.hf.reader import (
     FORMS,
     Form,
@@ -15,19 +18,26 @@ from swerve.models.hf.reader import (
     open_model,
     read_config,
     read_dtypes,
+    skipped_line,
 )
 from swerve.models.hf.writer import MAX_SHARD_BYTES, save_hf, to_hf_tensors
 
 __all__ = [
     "FORMS",
     "MAX_SHARD_BYTES",
+    "Conversion",
+    "Experts",
     "Form",
     "ModelFiles",
+    "convert",
+    "count_dtypes",
+    "describe",
     "from_hf_tensors",
     "load_hf",
     "open_model",
     "read_config",
     "read_dtypes",
     "save_hf",
+    "skipped_line",
     "to_hf_tensors",
 ]
