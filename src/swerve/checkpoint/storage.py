@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeAlias
+from typing import Any, BinaryIO, Protocol, TypeAlias, cast
 from urllib.parse import unquote, urlsplit
 
 from swerve.telemetry import atomic_file, machine_faults
@@ -195,17 +195,18 @@ class _RemoteDirectory:
         self._sizes.pop(name, None)
         with self._faults(url, "written"):
             self._files.makedirs(self._root, exist_ok=True)
-            file: Any = self._files.open(self._at(name), "wb")
-            try:
-                yield file
+            file = self._files.open(self._at(name), "wb")
+        try:
+            yield cast("BinaryIO", _Guarded(file, lambda: self._faults(url, "written")))
+            with self._faults(url, "written"):
                 file.close()
-            except BaseException:
-                # Closing completes the file, there is no other way for all of them; then it is taken away.
-                with contextlib.suppress(Exception):
-                    file.close()
-                with contextlib.suppress(Exception):
-                    self._files.rm_file(self._at(name))
-                raise
+        except BaseException:
+            # Closing completes the file, there is no other way for all of them; then it is taken away.
+            with contextlib.suppress(Exception):
+                file.close()
+            with contextlib.suppress(Exception):
+                self._files.rm_file(self._at(name))
+            raise
 
     def remove(self, name: str) -> None:
         self._sizes.pop(name, None)
@@ -234,6 +235,18 @@ class _RemoteDirectory:
                     f"{url}: access denied ({fault}): log in, or set the credentials that its file system reads"
                 ) from error
             raise MachineError(f"{url}: cannot be {done}: {fault}: check the address and the network") from error
+
+
+class _Guarded:
+    """A file whose faults are one line, while those of the block that writes it stay what they are."""
+
+    def __init__(self, file: Any, guard: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        self._file = file
+        self._guard = guard
+
+    def write(self, data: bytes) -> int:
+        with self._guard():
+            return self._file.write(data)
 
 
 def _line(error: Exception) -> str:

@@ -117,11 +117,16 @@ def read_header(directory: Directory, file: str) -> dict[str, StoredTensor]:
         }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise SwerveError(f"{path}: damaged: the header cannot be read ({error}): copy it again") from error
-    for name, tensor in tensors.items():
+    end = base
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop)):
         wanted = NewTensor(name, tensor.dtype, tensor.shape).num_bytes if tensor.dtype in DTYPES else tensor.num_bytes
-        if tensor.num_bytes != wanted or tensor.start < base:
-            raise SwerveError(f"{path}: damaged: tensor {name} has {tensor.num_bytes} bytes, not {wanted}")
-    if (end := max((t.stop for t in tensors.values()), default=base)) != size:
+        if tensor.start != end or tensor.num_bytes != wanted:
+            raise SwerveError(
+                f"{path}: damaged: tensor {name} should have bytes {end} to {end + wanted}, and has {tensor.start} to "
+                f"{tensor.stop}: copy it again"
+            )
+        end = tensor.stop
+    if end != size:
         raise SwerveError(f"{path}: damaged: it has {size} bytes, its header speaks of {end}: copy it again")
     return tensors
 

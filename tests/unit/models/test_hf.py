@@ -1,7 +1,9 @@
 """Hugging Face files: bit-exact there and back, every published layout, refusals by name."""
 
+import dataclasses
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from swerve import models
+from swerve import models, parallel
+from swerve.checkpoint.tensor_files import file_order, header_bytes
+from swerve.models import hf
 from swerve.models.hf import read_dtypes
+from swerve.models.hf.layout import hf_layout
+from swerve.models.hf.writer import index_json, plan_files
 from swerve.types import MachineError, SwerveError
 
 from .samples import CONFIG, make_params
@@ -33,6 +39,8 @@ def test_float32_comes_back_as_it_went(tmp_path: Path) -> None:
     config, params = models.load_hf(tmp_path)
     assert config == CONFIG
     jax.tree.map(np.testing.assert_array_equal, params, make_params())
+    again = hf.from_hf_tensors(CONFIG, hf.to_hf_tensors(CONFIG, params))
+    jax.tree.map(np.testing.assert_array_equal, again, make_params())
 
 
 def test_bfloat16_files_are_written_back_bit_for_bit(saved: Path, tmp_path: Path) -> None:
@@ -44,6 +52,42 @@ def test_bfloat16_files_are_written_back_bit_for_bit(saved: Path, tmp_path: Path
         "float32",
         "bfloat16",
     }
+
+
+@pytest.mark.parametrize("experts", ["fused", "each"])
+@pytest.mark.parametrize("prefix", ["model.", "model.language_model.", "language_model.model."])
+def test_every_layout_that_is_read_is_written(saved: Path, tmp_path: Path, experts: hf.Experts, prefix: str) -> None:
+    config, params = models.load_hf(saved)
+    layout: dict[str, Any] = {"experts": experts, "prefix": prefix, "max_shard_bytes": 8_000}
+    models.save_hf(tmp_path / "a", config, params, **layout)
+    index = json.loads((tmp_path / "a" / "model.safetensors.index.json").read_text())
+    files = sorted(path.name for path in (tmp_path / "a").glob("*.safetensors"))
+    assert len(files) > 3
+    assert sorted(set(index["weight_map"].values())) == files
+    assert {name for name in index["weight_map"] if "experts.3.up_proj" in name} == (
+        {f"{prefix}layers.{layer}.mlp.experts.3.up_proj.weight" for layer in range(4)} if experts == "each" else set()
+    )
+    jax.tree.map(np.testing.assert_array_equal, models.load_hf(tmp_path / "a")[1], params)
+    found = hf.open_model(tmp_path / "a")
+    assert (found.form, found.experts, found.prefix) == ("hf", experts, prefix)
+    assert all(size < 8_000 + 12_000 for size in found.sizes.values())
+    models.save_hf(tmp_path / "a", config, params)  # the files of the model that it replaces go
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["config.json", "model.safetensors"]
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (saved / "model.safetensors").read_bytes()
+
+
+def test_types_are_those_asked_for(saved: Path) -> None:
+    expected = models.load_hf(saved)[1]
+    asked: dict[Any, str] = {"float32": "float32", "bfloat16": "bfloat16", "checkpoint": "bfloat16"}
+    for dtype, others in asked.items():
+        params = models.load_hf(saved, dtype=dtype)[1]
+        types = {name: str(value.dtype) for name, value in parallel.flatten_names(params).items()}
+        assert types == {name: "float32" if name.endswith("A_log") else others for name in types}
+        jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.float32(x), y), params, expected)
+    rewrite(saved, lambda t: t | {NORM: t[NORM].astype(np.float16)})
+    models.load_hf(saved)
+    with pytest.raises(SwerveError, match=rf"{NORM} \(float16\) and .* \(bfloat16\) have different types"):
+        models.load_hf(saved, dtype="checkpoint")
 
 
 def unfuse(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -110,6 +154,98 @@ def test_tensors_that_do_not_fit_are_refused_by_name(saved: Path, change: Any, m
     rewrite(saved, change)
     with pytest.raises(SwerveError, match=message):
         models.load_hf(saved)
+
+
+@pytest.mark.parametrize(
+    ("name", "cast", "shown"),
+    [(NORM, "float8_e4m3fn", "F8_E4M3"), (f"{EXPERTS}gate_up_proj", "int32", "I32")],
+)
+def test_types_that_are_not_read_are_refused_by_name(saved: Path, name: str, cast: str, shown: str) -> None:
+    rewrite(saved, lambda t: t | {name: t[name].astype(cast)})
+    with pytest.raises(SwerveError, match=f"tensor {name} is {shown}, and only BF16, F16, F32 are read"):
+        models.load_hf(saved)
+
+
+def test_other_parts_are_skipped_with_one_line(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+    models.load_hf(saved)
+    assert caplog.messages == []
+    rewrite(saved, with_prefix("model."))
+    models.load_hf(saved)
+    assert caplog.messages == [
+        f"{saved}: skipped 2 tensors that the text model does not use, for example model.visual.y"
+    ]
+
+
+def shard(path: Path) -> dict[str, Any]:
+    """Write a model anew as several files; their index."""
+    config, params = models.load_hf(path)
+    models.save_hf(path, config, params, max_shard_bytes=10_000)
+    return json.loads((path / "model.safetensors.index.json").read_text())
+
+
+def test_an_index_is_honoured(saved: Path) -> None:
+    index = shard(saved)
+    files = sorted(set(index["weight_map"].values()))
+    own = {name for name, file in index["weight_map"].items() if file == files[1]}
+    kept = load_file(saved / files[1])
+
+    def refused(message: str) -> None:
+        with pytest.raises(SwerveError, match=f"^{saved}[^ ]*: {message}"):
+            models.load_hf(saved)
+
+    (saved / files[1]).unlink()
+    refused(f"missing file {files[1]}, in which the index has tensor {min(own)}")
+    save_file({name: value for name, value in kept.items() if name != max(own)}, saved / files[1])
+    refused(f"missing tensor {max(own)}, which the index has in {files[1]}")
+    save_file(kept | {"model.odd": np.zeros(1, np.float32)}, saved / files[1])
+    refused(f"{files[1]} holds tensor model.odd, which the index does not have there")
+    save_file(kept, saved / files[1])
+    models.load_hf(saved)
+    save_file({NORM: np.zeros(16, np.float32)}, saved / "stray.safetensors")
+    refused(f"stray.safetensors holds tensor {NORM}, which the index does not have there")
+    (saved / "stray.safetensors").unlink()
+    for weight_map, message in (({}, "it has no weight_map"), ({NORM: "../x"}, "weight_map has '../x' for tensor")):
+        (saved / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        refused(message)
+
+
+def test_tensors_that_are_there_twice_are_refused(saved: Path) -> None:
+    save_file({NORM: np.zeros(16, np.float32)}, saved / "other.safetensors")
+    with pytest.raises(SwerveError, match=f"tensor {NORM} is in model.safetensors and in other.safetensors"):
+        models.load_hf(saved)
+    (saved / "other.safetensors").unlink()
+    rewrite(saved, lambda t: t | {NORM.replace("model.", "model.language_model."): t[NORM]})
+    with pytest.raises(SwerveError, match=f"{NORM.removeprefix('model.')} is there twice, with different prefixes"):
+        models.load_hf(saved)
+
+
+def test_eight_hundred_gigabytes_are_refused_at_once(tmp_path: Path) -> None:
+    """Files of the size of the 397B model's, all holes, with one tensor that is a row short."""
+    config = dataclasses.replace(
+        CONFIG,
+        **{"vocab_size": 248_320, "hidden_size": 4096, "num_hidden_layers": 60, "full_attention_interval": 4},
+        **{"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 1024},
+        **{"head_dim": 256, "num_attention_heads": 32, "linear_key_head_dim": 128, "linear_num_key_heads": 16},
+        **{"linear_value_head_dim": 128, "linear_num_value_heads": 64, "shared_expert_intermediate_size": 1024},
+    )
+    layout = hf_layout(config)
+    short = "model.layers.59.mlp.experts.down_proj"
+    layout[short] = layout[short]._replace(shape=(512, 4096, 1023))
+    files = plan_files("model", layout, dict.fromkeys(layout, "BF16"), 5_000_000_000)
+    for file in files:
+        head = header_bytes(file_order(file.tensors))
+        (tmp_path / file.name).write_bytes(head)
+        os.truncate(tmp_path / file.name, len(head) + file.num_bytes)
+    (tmp_path / "model.safetensors.index.json").write_text(index_json(files))
+    (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
+    before = time.process_time()
+    with pytest.raises(SwerveError, match=rf"tensor {short} has shape \(512, 4096, 1023\), the config asks for"):
+        models.load_hf(tmp_path)
+    facts = hf.describe(hf.open_model(tmp_path))
+    assert facts["bytes"] > 790e9
+    assert facts["dtypes"]["BF16"]["tensors"] == len(layout)
+    assert short in facts["fault"]
+    assert time.process_time() - before < 5
 
 
 def test_damaged_and_missing_files_are_one_clear_line(saved: Path) -> None:

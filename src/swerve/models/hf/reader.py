@@ -154,17 +154,22 @@ def read_config(directory: Location) -> Qwen35MoeConfig:
 
 def _load(source: Source, dtype: str, shardings: Mapping[str, Any] | None) -> dict[str, Any]:
     flat = None if shardings is None else parallel.flatten_names(shardings)
-    named: dict[str, Any] = {}
+    parameters: dict[str, _Parameter] = {}
     for name, tensor in native_layout(source.config, scanned=True).items():
         leaves = [link.leaf for link in tensor.links]
-        wanted = source.dtype(leaves) if dtype == "checkpoint" else _DTYPE_OF[dtype]
-        if dtype != "checkpoint" and name.endswith(KEPT_IN_FLOAT32):
-            wanted = np.dtype(np.float32)
-        parameter = _Parameter(source, leaves, tensor.shape, wanted)
+        if dtype == "checkpoint":
+            wanted = source.dtype(leaves)
+        else:
+            wanted = _DTYPE_OF["float32" if name.endswith(KEPT_IN_FLOAT32) else dtype]
+        parameters[name] = _Parameter(source, leaves, tensor.shape, wanted)
+    named: dict[str, Any] = {}
+    while parameters:  # each goes when it is on the device, and what was read for it
+        name = next(iter(parameters))
+        parameter = parameters.pop(name)
         if flat is None:
             named[name] = jnp.asarray(parameter.read())
         else:
-            named[name] = jax.make_array_from_callback(tensor.shape, flat[name], parameter.read)
+            named[name] = jax.make_array_from_callback(parameter.shape, flat[name], parameter.read)
     return parallel.unflatten_names(named)
 
 
@@ -175,14 +180,14 @@ class _Parameter:
         self._source = source
         self._stack = shape[: len(shape) - len(source.shapes[leaves[0]])]
         self._leaves = np.asarray(leaves, object).reshape(self._stack)
-        self._shape = shape
+        self.shape = shape
         self._dtype = dtype
         self._had: dict[tuple[tuple[int, int], ...], Array] = {}
 
     def read(self, index: tuple[slice, ...] | None = None) -> Array:
         """The part of the array that an index of slices takes; all of it by default."""
-        pieces = index or (slice(None),) * len(self._shape)
-        spans = tuple(piece.indices(size)[:2] for piece, size in zip(pieces, self._shape, strict=True))
+        pieces = index or (slice(None),) * len(self.shape)
+        spans = tuple(piece.indices(size)[:2] for piece, size in zip(pieces, self.shape, strict=True))
         if spans not in self._had:
             out = np.empty([hi - lo for lo, hi in spans], self._dtype)
             stack = len(self._stack)
