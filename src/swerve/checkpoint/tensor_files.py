@@ -47,6 +47,7 @@ _RUN_BYTES = 1 << 16
 """Runs shorter than this are read together with what lies between them."""
 _BLOCK_BYTES = 1 << 24
 """Most that is read or copied beside the array that is asked for."""
+_TILE = 64
 _RANKS = ("U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "I8", "U8", "BOOL")
 _INTEGERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -179,6 +180,27 @@ def bits(array: Array) -> Array:
     return array.view(_INTEGERS[array.dtype.itemsize])
 
 
+def copy_into(out: Array, array: Array) -> None:
+    """`out[...] = array`, in tiles that stay in the cache where one is the other's transpose.
+
+    Args:
+        out: Where to.
+        array: What, of the same shape and of any type.
+    """
+    if not array.size:
+        return
+    last = array.ndim - 1
+    near = min(range(array.ndim), key=lambda axis: array.strides[axis] if array.shape[axis] > 1 else np.inf)
+    if near == last or array.shape[last] == 1:
+        out[...] = array
+        return
+    where = [slice(None)] * array.ndim
+    for i in range(0, array.shape[near], _TILE):
+        for j in range(0, array.shape[last], _TILE):
+            where[near], where[last] = slice(i, i + _TILE), slice(j, j + _TILE)
+            out[tuple(where)] = array[tuple(where)]
+
+
 def _raw(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
@@ -241,4 +263,7 @@ def _pieces(array: Array) -> Iterable[Array]:
         return
     rows = max(1, _BLOCK_BYTES * len(array) // max(1, array.nbytes))
     for first in range(0, len(array), rows):
-        yield np.ascontiguousarray(array[first : first + rows])
+        part = array[first : first + rows]
+        piece = np.empty(part.shape, part.dtype)
+        copy_into(piece, part)
+        yield piece

@@ -139,6 +139,7 @@ def test_web_servers_are_read_by_ranges(tmp_path: Path, monkeypatch: pytest.Monk
         directory.read_into("x", 200, memoryview(part))
         assert part == (bytes(range(256)) * 3)[200:500]
         assert directory.size("x") == 25_600
+        assert directory.sizes() == {"x": 25_600}
         with pytest.raises(SwerveError, match="/y: cannot be read: no such file"):
             directory.read("y")
         monkeypatch.setattr(Ranges, "ranges", False)

@@ -58,6 +58,14 @@ def test_transposed_arrays_are_written_in_their_own_order(tmp_path: Path) -> Non
     assert np.array_equal(safetensors.numpy.load_file(tmp_path / "x.safetensors")["x"], values.T)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (0, 2, 1)])
+def test_copies_in_tiles_are_copies(order: tuple[int, ...]) -> None:
+    values = np.arange(70 * 3 * 130, dtype=np.uint32).reshape(70, 3, 130).transpose(order)
+    out = np.zeros(values.shape, np.float64)
+    tensor_files.copy_into(out, values)
+    assert np.array_equal(out, values)
+
+
 class Bytes:
     """A directory of one file in memory that counts what is read of it."""
 

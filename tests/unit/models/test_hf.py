@@ -228,7 +228,7 @@ def test_eight_hundred_gigabytes_are_refused_at_once(tmp_path: Path) -> None:
         **{"head_dim": 256, "num_attention_heads": 32, "linear_key_head_dim": 128, "linear_num_key_heads": 16},
         **{"linear_value_head_dim": 128, "linear_num_value_heads": 64, "shared_expert_intermediate_size": 1024},
     )
-    layout = hf_layout(config)
+    layout = dict(hf_layout(config))
     short = "model.layers.59.mlp.experts.down_proj"
     layout[short] = layout[short]._replace(shape=(512, 4096, 1023))
     files = plan_files("model", layout, dict.fromkeys(layout, "BF16"), 5_000_000_000)
@@ -266,6 +266,22 @@ def test_a_place_that_cannot_be_written_is_the_machines_fault(tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match=r"file/config\.json: cannot be written: "):
         models.save_hf(tmp_path / "file", CONFIG, make_params())
+
+
+def test_a_model_that_is_half_replaced_is_none(saved: Path) -> None:
+    index = shard(saved)
+    config, params = models.load_hf(saved)
+    blocked = saved / max(index["weight_map"].values())
+    blocked.unlink()
+    blocked.mkdir()
+    with pytest.raises(MachineError, match=f"{blocked.name}: cannot be written"):
+        models.save_hf(saved, config, jax.tree.map(np.zeros_like, params), max_shard_bytes=10_000)
+    assert (saved / min(index["weight_map"].values())).is_file()
+    with pytest.raises(SwerveError, match=r"config\.json: cannot be read"):
+        models.load_hf(saved)
+    blocked.rmdir()
+    models.save_hf(saved, config, params, max_shard_bytes=10_000)
+    jax.tree.map(np.testing.assert_array_equal, models.load_hf(saved)[1], params)
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])

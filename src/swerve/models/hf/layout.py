@@ -12,6 +12,7 @@ stacked (`scanned`) or apart (`unscanned`).
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +77,7 @@ class TensorLayout(NamedTuple):
     links: tuple[Link, ...]
 
 
-Layout: TypeAlias = dict[str, TensorLayout]
+Layout: TypeAlias = Mapping[str, TensorLayout]
 """Every tensor of a model by name, in the order of the model."""
 
 
@@ -85,22 +86,26 @@ def leaf_shapes(config: Qwen35MoeConfig) -> dict[str, Shape]:
     return {name: tensor.shape for name, tensor in native_layout(config, scanned=False).items()}
 
 
+@functools.lru_cache(maxsize=8)
 def native_layout(config: Qwen35MoeConfig, *, scanned: bool) -> Layout:
     """Our own layout: a tensor for each array of `parameters(config)`, or for each leaf."""
-    declared = {name: p.shape for name, p in parallel.flatten_names(parameters(config)).items()}
+    arrays = {name: p.shape for name, p in parallel.flatten_names(parameters(config)).items()}
+    stacked = {name: TensorLayout(shape, tuple(_stacked(config, name, shape))) for name, shape in arrays.items()}
     if scanned:
-        return {name: TensorLayout(shape, tuple(_stacked(config, name, shape))) for name, shape in declared.items()}
-    leaves = [link.leaf for name, shape in declared.items() for link in _stacked(config, name, shape)]
-    shapes = {link.leaf: _own(link) for name, shape in declared.items() for link in _stacked(config, name, shape)}
-    by_layer = sorted(leaves, key=lambda leaf: _rank(config, leaf))
+        return stacked
+    shapes = {link.leaf: _own(link) for tensor in stacked.values() for link in tensor.links}
+    by_layer = sorted(shapes, key=lambda leaf: _rank(config, leaf))
     return {leaf: TensorLayout(shapes[leaf], (_link(leaf, shapes[leaf]),)) for leaf in by_layer}
 
 
+@functools.lru_cache(maxsize=8)
 def hf_layout(config: Qwen35MoeConfig, experts: Experts = "fused") -> Layout:
     """`transformers`' layout, names with the prefix `model.`; see `with_prefix`."""
     embedding = (config.vocab_size, config.hidden_size)
     templates = {attends: _layer(config, experts, attends) for attends in (False, True)}
-    layout: Layout = {f"{PREFIX}embed_tokens.weight": TensorLayout(embedding, (_link("embedding", embedding),))}
+    layout: dict[str, TensorLayout] = {
+        f"{PREFIX}embed_tokens.weight": TensorLayout(embedding, (_link("embedding", embedding),))
+    }
     for layer in range(config.num_hidden_layers):
         base = layer_name(config, layer)
         for name, (shape, links) in templates[config.is_attention_layer(layer)].items():
@@ -209,7 +214,7 @@ def _fused_experts(config: Qwen35MoeConfig) -> Layout:
 
 def _each_expert(config: Qwen35MoeConfig) -> Layout:
     hidden, inner = config.hidden_size, config.moe_intermediate_size
-    layout: Layout = {}
+    layout: dict[str, TensorLayout] = {}
     for expert in range(config.num_experts):
         base = f"mlp.experts.{expert}"
         layout[f"{base}.gate_proj.weight"] = _half("moe.gate_up", (inner, hidden), {0: expert, 2: 0})

@@ -17,7 +17,7 @@ import numpy as np
 from swerve import parallel
 from swerve.checkpoint import Array, Directory, Location, StoredTensor, open_directory, read_header
 from swerve.checkpoint.files import FORMAT, MANIFEST
-from swerve.checkpoint.tensor_files import DTYPES
+from swerve.checkpoint.tensor_files import DTYPES, copy_into
 from swerve.models.config import Qwen35MoeConfig
 from swerve.models.hf.layout import (
     HEAD,
@@ -193,7 +193,7 @@ class _Parameter:
             stack = len(self._stack)
             leaves = self._leaves[tuple(slice(lo, hi) for lo, hi in spans[:stack])]
             for where, leaf in np.ndenumerate(leaves):
-                out[where] = self._source.read(leaf, spans[stack:])
+                copy_into(out[where], self._source.read(leaf, spans[stack:]))
             self._had[spans] = out
         return self._had[spans]
 
@@ -219,8 +219,8 @@ def open_model(path: Location) -> ModelFiles:
             raw_config=raw,
             config=config,
             form=manifest["layout"],
-            experts=manifest["experts"],
-            prefix=manifest["prefix"],
+            experts=manifest.get("experts", "fused"),
+            prefix=manifest.get("prefix", PREFIX),
             stored=found,
             skipped={},
             sizes=sizes,
@@ -302,10 +302,11 @@ def _json_object(content: bytes, file: str) -> dict[str, Any]:
 
 def _native_manifest(directory: Directory) -> dict[str, Any] | None:
     """The manifest of a directory in one of our own layouts, or `None` if it is in another."""
-    if MANIFEST not in directory.sizes():
+    content = _optional(directory, MANIFEST, directory.sizes())
+    if content is None:
         return None
     file = f"{directory.path}/{MANIFEST}"
-    manifest = _json_object(directory.read(MANIFEST), file)
+    manifest = _json_object(content, file)
     if manifest.get("layout") not in FORMS:
         return None  # of weights that a run has saved in `transformers`' layout
     if manifest.get("format") != FORMAT:
@@ -317,7 +318,7 @@ def _stored(directory: Directory, stem: str) -> dict[str, StoredTensor]:
     """Every tensor of a directory by its name in the files, the index honoured where there is one."""
     sizes = directory.sizes()
     present = sorted(name for name in sizes if name.endswith(".safetensors"))
-    index = _index(directory, stem, listed=bool(sizes), present=sizes)
+    index = _index(directory, stem, sizes)
     if index is None:
         files = present or ([] if sizes else [f"{stem}.safetensors"])
         if not files:
@@ -354,18 +355,12 @@ def _stored(directory: Directory, stem: str) -> dict[str, StoredTensor]:
     return found
 
 
-def _index(directory: Directory, stem: str, *, listed: bool, present: Mapping[str, int]) -> dict[str, str] | None:
+def _index(directory: Directory, stem: str, sizes: Mapping[str, int]) -> dict[str, str] | None:
     """File of each tensor, if there is an index."""
-    name = index_name(stem)
-    file = f"{directory.path}/{name}"
-    if listed and name not in present:
+    content = _optional(directory, index_name(stem), sizes)
+    if content is None:
         return None
-    try:
-        content = directory.read(name)
-    except SwerveError:
-        if listed:
-            raise
-        return None  # a server that lists nothing: whether there is an index is found by asking for it
+    file = f"{directory.path}/{index_name(stem)}"
     where = _json_object(content, file).get("weight_map")
     if not isinstance(where, dict) or not where:
         raise SwerveError(f"{file}: it has no weight_map: copy it again")
@@ -373,3 +368,13 @@ def _index(directory: Directory, stem: str, *, listed: bool, present: Mapping[st
         if not isinstance(own, str) or PurePosixPath(own).name != own:
             raise SwerveError(f"{file}: weight_map has {own!r} for tensor {tensor}, which is no file's name")
     return where
+
+
+def _optional(directory: Directory, name: str, sizes: Mapping[str, int]) -> bytes | None:
+    """A small file, or `None` if there is none; where a server lists nothing, that is found by asking for it."""
+    if sizes:
+        return directory.read(name) if name in sizes else None
+    try:
+        return directory.read(name)
+    except SwerveError:
+        return None

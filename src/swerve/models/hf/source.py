@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from swerve.checkpoint import Array, Directory, Span, StoredTensor, read_box
-from swerve.checkpoint.tensor_files import DTYPES
+from swerve.checkpoint.tensor_files import DTYPES, copy_into
 from swerve.models.config import Qwen35MoeConfig
 from swerve.models.hf.layout import Layout, Link, Shape, leaf_shapes
 from swerve.types import SwerveError
@@ -121,7 +121,7 @@ class Source:
         for name, link in parts:
             places = zip(link.place, spans, strict=True)
             where = tuple(slice(None) if index is None else index - lo for index, (lo, _) in places)
-            out[where] = self._read_part(name, link, spans)
+            copy_into(out[where], self._read_part(name, link, spans))
         return out
 
     def _parts(self, leaf: str, spans: Sequence[Span]) -> Iterator[tuple[str, Link]]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from swerve import parallel
 from swerve.checkpoint import Array, Buffer, Directory, Location, NewTensor, open_directory, write_file, write_tensors
-from swerve.checkpoint.tensor_files import DTYPE_NAMES, DTYPES
+from swerve.checkpoint.tensor_files import DTYPE_NAMES, DTYPES, copy_into
 from swerve.models.config import Qwen35MoeConfig
 from swerve.models.hf.layout import PREFIX, Experts, Layout, Link, TensorLayout, hf_layout, native_layout, with_prefix
 from swerve.models.hf.source import ArrayTensors, Source
@@ -244,7 +244,7 @@ def _assembled(source: Source, tensor: TensorLayout, dtype: np.dtype[Any]) -> Ar
     out = np.empty(tensor.shape, dtype)
     for link in tensor.links:
         view = out.reshape(-1)[link.offset : link.offset + math.prod(link.view)].reshape(link.view)
-        view[tuple(slice(None) if index is None else index for index in link.pick)] = _box(source, link)
+        copy_into(view[tuple(slice(None) if index is None else index for index in link.pick)], _box(source, link))
     return out
 
 
