@@ -13,7 +13,7 @@ import numpy as np
 
 from swerve.checkpoint import open_directory, write_tensors
 from swerve.models import Qwen35MoeConfig, hf
-from swerve.models.hf.layout import hf_layout, with_prefix
+from swerve.models.hf.layout import hf_layout, renamed
 from swerve.models.hf.writer import config_json, index_json, index_name, plan_files
 
 CHUNK = 1 << 20
@@ -41,7 +41,7 @@ def make_config(scale: int) -> Qwen35MoeConfig:
 
 def write_random(path: Path, config: Qwen35MoeConfig, *, max_shard_bytes: int, prefix: str, experts: hf.Experts) -> int:
     """Write random bits, not-a-numbers among them, shard by shard; the size of the largest tensor."""
-    layout = {with_prefix(name, prefix): tensor for name, tensor in hf_layout(config, experts).items()}
+    layout = renamed(hf_layout(config, experts), prefix)
     dtypes = {name: "F32" if name.endswith("A_log") else "BF16" for name in layout}
     files = plan_files("model", layout, dtypes, max_shard_bytes)
     rng = np.random.default_rng(0)

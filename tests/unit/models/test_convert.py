@@ -265,6 +265,7 @@ def test_the_command_converts_inspects_and_tells_apart(
     for words, line in (
         (["convert", str(saved), str(tmp_path / "h")], "h: not empty"),
         (["convert", str(saved), "d", "--to", "scanned", "--experts", "each"], "--experts and --prefix are of --to hf"),
+        (["convert", str(saved), "d", "--prefix", "model"], "prefix 'model': must be one of language_model., "),
         (["convert", str(saved), "d", "--max-shard-gb", "0"], "--max-shard-gb 0.0: must be above 0"),
         (["inspect", str(tmp_path / "none")], "no such directory"),
     ):

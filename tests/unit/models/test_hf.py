@@ -109,7 +109,10 @@ def unfuse(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def with_prefix(prefix: str) -> Any:
     def change(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         renamed = {k.replace("model.", prefix, 1) if k.startswith("model.") else k: v for k, v in tensors.items()}
-        return renamed | {"mtp.layers.0.x": np.zeros(3, np.float32), "model.visual.y": np.zeros(2, np.float32)}
+        return renamed | {
+            "mtp.layers.0.mlp.experts.0.x": np.zeros(3, np.int8),
+            "model.visual.y": np.zeros(2, np.float32),
+        }
 
     return change
 
@@ -161,7 +164,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(saved: Path, change: Any, m
     [(NORM, "float8_e4m3fn", "F8_E4M3"), (f"{EXPERTS}gate_up_proj", "int32", "I32")],
 )
 def test_types_that_are_not_read_are_refused_by_name(saved: Path, name: str, cast: str, shown: str) -> None:
-    rewrite(saved, lambda t: t | {name: t[name].astype(cast)})
+    rewrite(saved, lambda t: t | {name: t[name].astype(cast), f"{name}_scale_inv": np.ones(1, np.float32)})
     with pytest.raises(SwerveError, match=f"tensor {name} is {shown}, and only BF16, F16, F32 are read"):
         models.load_hf(saved)
 

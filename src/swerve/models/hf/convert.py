@@ -21,7 +21,7 @@ from typing import Any
 from swerve.checkpoint import Buffer, Directory, Location, open_directory, write_file
 from swerve.checkpoint.files import FORMAT, MANIFEST
 from swerve.checkpoint.tensor_files import DTYPE_NAMES, file_order, header_bytes
-from swerve.models.hf.layout import Experts, Layout, hf_layout, native_layout, with_prefix
+from swerve.models.hf.layout import Experts, Layout, hf_layout, native_layout, renamed
 from swerve.models.hf.reader import NATIVE_STEM, Form, ModelFiles
 from swerve.models.hf.source import Source
 from swerve.models.hf.writer import (
@@ -116,7 +116,7 @@ def convert(
 def _target_layout(source: ModelFiles, to: Form, experts: Experts, prefix: str) -> Layout:
     if to != "hf":
         return native_layout(source.config, scanned=to == "scanned")
-    return {with_prefix(name, prefix): tensor for name, tensor in hf_layout(source.config, experts).items()}
+    return renamed(hf_layout(source.config, experts), prefix)
 
 
 def _write_files(

@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from swerve import parallel
 from swerve.models.config import Qwen35MoeConfig
 from swerve.models.parameters import parameters
+from swerve.types import SwerveError
 
 Experts: TypeAlias = Literal["fused", "each"]
 Shape: TypeAlias = tuple[int, ...]
@@ -29,7 +30,7 @@ PREFIX = "model."
 """Before the names of the text model's tensors, where no vision model surrounds it."""
 HEAD = "lm_head.weight"
 _PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", PREFIX)
-_OTHER_PARTS = re.compile(r"^(model\.)?(mtp|visual|vision_tower)\.|rotary_emb\.inv_freq$")
+_OTHER_PARTS = re.compile(r"^(model\.|language_model\.)*(mtp|visual|vision_tower)\.|rotary_emb\.inv_freq$")
 _ONE_EXPERT = re.compile(r"\.mlp\.experts\.\d+\.")
 
 
@@ -100,7 +101,7 @@ def native_layout(config: Qwen35MoeConfig, *, scanned: bool) -> Layout:
 
 @functools.lru_cache(maxsize=8)
 def hf_layout(config: Qwen35MoeConfig, experts: Experts = "fused") -> Layout:
-    """`transformers`' layout, names with the prefix `model.`; see `with_prefix`."""
+    """`transformers`' layout, names with the prefix `model.`; see `renamed`."""
     embedding = (config.vocab_size, config.hidden_size)
     templates = {attends: _layer(config, experts, attends) for attends in (False, True)}
     layout: dict[str, TensorLayout] = {
@@ -142,11 +143,16 @@ def prefix_of(name: str) -> str | None:
     return next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
 
 
-def with_prefix(name: str, prefix: str) -> str:
-    """A normalised name with another prefix; the head goes where `transformers` has it."""
-    if name == HEAD:
-        return f"language_model.{HEAD}" if prefix.startswith("language_model.") else HEAD
-    return prefix + name.removeprefix(PREFIX)
+def renamed(layout: Layout, prefix: str) -> Layout:
+    """A layout with another prefix than `model.`; the head goes where `transformers` has it.
+
+    Raises:
+        SwerveError: The prefix is none of those that are read.
+    """
+    if prefix not in _PREFIXES:
+        raise SwerveError(f"prefix {prefix!r}: must be one of {', '.join(sorted(_PREFIXES))}")
+    head = f"language_model.{HEAD}" if prefix.startswith("language_model.") else HEAD
+    return {head if name == HEAD else prefix + name.removeprefix(PREFIX): tensor for name, tensor in layout.items()}
 
 
 def experts_of(names: Mapping[str, object]) -> Experts:

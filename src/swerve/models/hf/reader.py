@@ -83,14 +83,14 @@ class ModelFiles:
         Raises:
             SwerveError: A tensor is missing, unknown, misshapen, or of a type that is not read.
         """
-        layout = self.layout()
-        check_tensors(layout, {name: tensor.shape for name, tensor in self.stored.items()}, self.directory.path)
         for name, tensor in self.stored.items():
             if tensor.dtype not in READ_DTYPES:
                 raise SwerveError(
                     f"{self.directory.path}: tensor {name} is {tensor.dtype}, and only {', '.join(READ_DTYPES)} are "
                     "read: convert the checkpoint to one of them first"
                 )
+        layout = self.layout()
+        check_tensors(layout, {name: tensor.shape for name, tensor in self.stored.items()}, self.directory.path)
         return layout
 
     def source(self) -> Source:

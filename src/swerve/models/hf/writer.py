@@ -20,7 +20,7 @@ from swerve import parallel
 from swerve.checkpoint import Array, Buffer, Directory, Location, NewTensor, open_directory, write_file, write_tensors
 from swerve.checkpoint.tensor_files import DTYPE_NAMES, DTYPES, copy_into
 from swerve.models.config import Qwen35MoeConfig
-from swerve.models.hf.layout import PREFIX, Experts, Layout, Link, TensorLayout, hf_layout, native_layout, with_prefix
+from swerve.models.hf.layout import PREFIX, Experts, Layout, Link, TensorLayout, hf_layout, native_layout, renamed
 from swerve.models.hf.source import ArrayTensors, Source
 from swerve.models.parameters import Params
 from swerve.types import SwerveError
@@ -85,13 +85,12 @@ def save_hf(
         kept = "float32" if name.endswith(KEPT_IN_FLOAT32) else dtype
         return _FLOATS[(dtypes or {}).get(name, kept)]
 
-    layout = hf_layout(config, experts)
-    new = {with_prefix(name, prefix): DTYPE_NAMES[wanted(name)] for name in layout}
-    renamed = {with_prefix(name, prefix): tensor for name, tensor in layout.items()}
+    layout = renamed(hf_layout(config, experts), prefix)
+    types = {new: DTYPE_NAMES[wanted(name)] for name, new in zip(hf_layout(config, experts), layout, strict=True)}
+    files = plan_files(STEM, layout, types, max_shard_bytes)
     source = params_source(config, params)
     directory = open_directory(path)
     replaced = _withdraw(directory)
-    files = plan_files(STEM, renamed, new, max_shard_bytes)
     for file in files:
         write_planned(directory, file, source)
     if len(files) > 1:
