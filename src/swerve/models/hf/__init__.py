@@ -10,7 +10,6 @@ from swerve.models.hf.convert import Conversion, convert
 from swerve.models.hf.describe import count_dtypes, describe
 from swerve.models.hf.layout import Experts
 from swerve.models.hf.reader import (
-    FORMS,
     Form,
     ModelFiles,
     from_hf_tensors,
@@ -23,7 +22,6 @@ from swerve.models.hf.reader import (
 from swerve.models.hf.writer import MAX_SHARD_BYTES, save_hf, to_hf_tensors
 
 __all__ = [
-    "FORMS",
     "MAX_SHARD_BYTES",
     "Conversion",
     "Experts",

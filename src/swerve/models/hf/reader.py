@@ -37,7 +37,7 @@ from swerve.types import SwerveError
 _log = logging.getLogger(__name__)
 
 Form: TypeAlias = Literal["hf", "scanned", "unscanned"]
-FORMS: tuple[Form, ...] = ("hf", "scanned", "unscanned")
+NATIVE_FORMS: tuple[Form, ...] = ("scanned", "unscanned")
 NATIVE_STEM = "params"
 READ_DTYPES = ("BF16", "F16", "F32")
 """Types that a model's tensors may have in files."""
@@ -307,7 +307,7 @@ def _native_manifest(directory: Directory) -> dict[str, Any] | None:
         return None
     file = f"{directory.path}/{MANIFEST}"
     manifest = _json_object(content, file)
-    if manifest.get("layout") not in FORMS:
+    if manifest.get("layout") not in NATIVE_FORMS:
         return None  # of weights that a run has saved in `transformers`' layout
     if manifest.get("format") != FORMAT:
         raise SwerveError(f"{file}: layout {manifest.get('format')} is not {FORMAT}: use the Swerve that wrote it")
