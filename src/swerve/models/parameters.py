@@ -61,16 +61,17 @@ def parameters(config: Qwen35MoeConfig, dtype: str = "float32") -> dict[str, Any
     if not config.tie_word_embeddings:
         tree["head"] = Parameter(shape=(hidden, vocab), axes=("head_embed", "head_vocab"), initialiser=small)
     named = parallel.flatten_names(tree)
-    return parallel.unflatten_names({name: replace(p, dtype=_dtype_of(name, dtype)) for name, p in named.items()})
+    return parallel.unflatten_names({name: replace(p, dtype=dtype_of(name, dtype)) for name, p in named.items()})
 
 
 def cast(params: Params, dtype: str) -> dict[str, Any]:
     """Parameters in the type in which they are to be kept, all but `KEPT_IN_FLOAT32`."""
     named = parallel.flatten_names(params)
-    return parallel.unflatten_names({name: x.astype(_dtype_of(name, dtype)) for name, x in named.items()})
+    return parallel.unflatten_names({name: x.astype(dtype_of(name, dtype)) for name, x in named.items()})
 
 
-def _dtype_of(name: str, dtype: str) -> str:
+def dtype_of(name: str, dtype: str) -> str:
+    """The type of a parameter, by its dotted name, where most are kept in `dtype`."""
     return "float32" if name.rpartition(".")[2] in KEPT_IN_FLOAT32 else dtype
 
 

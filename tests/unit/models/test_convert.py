@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from swerve import models
+from swerve import models, parallel
 from swerve.checkpoint import tensor_files
 from swerve.checkpoint.storage import Directory
 from swerve.cli.main import main
@@ -195,46 +195,20 @@ def test_a_part_of_the_experts_is_read_alone(tmp_path: Path, experts: hf.Experts
     assert directory.count == part.nbytes
 
 
-LOAD_ON_A_MESH = """
-import sys
-import jax, numpy as np
-from jax.sharding import Mesh
-from swerve import models, parallel
-
-axes = {"embed": "fsdp", "heads": "tensor", "kv_heads": "tensor", "contracted": "tensor", "expert": "expert",
-        "expert_inner": "tensor", "shared_inner": "tensor", "delta_value_heads": "tensor", "vocab": "tensor",
-        "vocab_embed": "fsdp", "head_embed": "fsdp", "head_vocab": "tensor"}
-axes = {name: (axis,) for name, axis in axes.items()} | {"blocks": (), "layers": (), "delta_key_heads": ()}
-mesh = Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("fsdp", "expert", "tensor"))
-for path in sys.argv[1:]:
-    config = models.hf.read_config(path)
-    wanted = parallel.shardings(models.parameters(config), mesh, parallel.ShardingRules(axes=axes))
-    for dtype in ("float32", "bfloat16", "checkpoint"):
-        expected = models.load_hf(path, dtype=dtype)[1]
-        found = models.load_hf(path, dtype=dtype, shardings=wanted)[1]
-        expected, places = parallel.flatten_names(expected), parallel.flatten_names(wanted)
-        for name, x in parallel.flatten_names(found).items():
-            y, s = expected[name], places[name]
-            assert x.sharding == s and x.dtype == y.dtype and x.shape == y.shape, name
-            assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), name
-    spread = [len({str(s.index) for s in x.addressable_shards}) for x in jax.tree.leaves(found)]
-    assert max(spread) == 4, spread
-print("equal")
-"""
-
-
-def test_a_mesh_of_eight_devices_gets_the_same_bits(saved: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [parallel.MeshShape(context=2, expert=2), parallel.MeshShape(fsdp=4)], ids=str)
+def test_the_devices_of_a_mesh_get_the_same_bits(saved: Path, tmp_path: Path, shape: parallel.MeshShape) -> None:
     hf.convert(hf.open_model(saved), tmp_path / "each", experts="each", max_shard_bytes=10_000)
     hf.convert(hf.open_model(saved), tmp_path / "scanned", to="scanned")
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8",
-    }
-    paths = [str(path) for path in (saved, tmp_path / "each", tmp_path / "scanned")]
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD_ON_A_MESH, *paths], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert (done.stdout, done.returncode) == ("equal\n", 0), done.stderr
+    places = models.parameter_shardings(CONFIG, shape.make())
+    for path in (saved, tmp_path / "each", tmp_path / "scanned"):
+        for dtype in ("float32", "bfloat16", "checkpoint"):
+            expected = parallel.flatten_names(models.load_hf(path, dtype=dtype)[1])
+            found = parallel.flatten_names(models.load_hf(path, dtype=dtype, shardings=places)[1])
+            for name, wanted in parallel.flatten_names(places).items():
+                assert found[name].sharding == wanted
+                assert found[name].dtype == expected[name].dtype
+                assert np.asarray(found[name]).tobytes() == np.asarray(expected[name]).tobytes(), name
+            assert len({str(shard.index) for shard in found["head"].addressable_shards}) == 4
 
 
 def test_the_command_converts_inspects_and_tells_apart(

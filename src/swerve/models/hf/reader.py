@@ -31,7 +31,8 @@ from swerve.models.hf.layout import (
     prefix_of,
 )
 from swerve.models.hf.source import ArrayTensors, FileTensors, Source
-from swerve.models.hf.writer import CONFIG_FILE, KEPT_IN_FLOAT32, STEM, index_name
+from swerve.models.hf.writer import CONFIG_FILE, STEM, index_name
+from swerve.models.parameters import dtype_of
 from swerve.types import SwerveError
 
 _log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ def load_hf(
 
     Args:
         path: Directory or URL with `config.json` and one or several `*.safetensors`, in `transformers`' layout or ours.
-        dtype: Type of the parameters; with `bfloat16`, decay rates (`A_log`) are float32 all the same. `checkpoint`
+        dtype: Type of the parameters; with `bfloat16`, decay rates and router are float32 all the same. `checkpoint`
             keeps the type that the files have.
         shardings: A tree like `parameters(config)` of where on a mesh each parameter goes, as `parallel.shardings`
             makes it. Of each parameter, only what the devices of this process hold is read.
@@ -157,10 +158,7 @@ def _load(source: Source, dtype: str, shardings: Mapping[str, Any] | None) -> di
     parameters: dict[str, _Parameter] = {}
     for name, tensor in native_layout(source.config, scanned=True).items():
         leaves = [link.leaf for link in tensor.links]
-        if dtype == "checkpoint":
-            wanted = source.dtype(leaves)
-        else:
-            wanted = _DTYPE_OF["float32" if name.endswith(KEPT_IN_FLOAT32) else dtype]
+        wanted = source.dtype(leaves) if dtype == "checkpoint" else _DTYPE_OF[dtype_of(name, dtype)]
         parameters[name] = _Parameter(source, leaves, tensor.shape, wanted)
     named: dict[str, Any] = {}
     while parameters:  # each goes when it is on the device, and what was read for it
