@@ -65,6 +65,39 @@ def make_group(trajectories: Sequence[Trajectory], advantage: str = "leave_one_o
     )
 
 
+def check_routing(trajectory: Trajectory, num_layers: int, top_k: int, num_experts: int) -> None:
+    """Refuse recorded routing that is not of the model or not of the tokens.
+
+    Args:
+        trajectory: One attempt; without routing it is never refused.
+        num_layers: Layers of the model, each with experts.
+        top_k: Experts that a token visits.
+        num_experts: Experts of a layer.
+
+    Raises:
+        SwerveError: Tokens, layers or choices are not as many or not in that order, an expert does not exist, or a
+            token has some of its choices only.
+    """
+    routing = trajectory.routing
+    if routing is None:
+        return
+    name = f"attempt {trajectory.sample_index} at task {trajectory.task_id}"
+    expected = (len(trajectory.tokens), num_layers, top_k)
+    if routing.shape != expected:
+        raise SwerveError(
+            f"{name} has routing of shape {list(routing.shape)}; the model and its tokens ask for {list(expected)}: "
+            "tokens, layers, choices"
+        )
+    if routing.size and (routing.max() >= num_experts or routing.min() < -1):
+        raise SwerveError(
+            f"{name} has routing to expert {routing.max() if routing.max() >= num_experts else routing.min()}; the "
+            f"model has 0 to {num_experts - 1}, and -1 says that none was recorded"
+        )
+    recorded = routing >= 0
+    if (recorded.any(-1) != recorded.all(-1)).any():
+        raise SwerveError(f"{name} has tokens with some of their {top_k} experts recorded only: all or none must be")
+
+
 def make_batch(
     groups: Sequence[Group],
     *,

@@ -21,7 +21,7 @@ import numpy as np
 
 from swerve import models, packing
 from swerve.config.schema import Algorithm, Optimizer
-from swerve.trainer.batch import TrainingBatch, make_batch
+from swerve.trainer.batch import TrainingBatch, check_routing, make_batch
 from swerve.trainer.gap import SamplerTrainerGap, measure_gap
 from swerve.trainer.objective import Sums, check_algorithm
 from swerve.trainer.optimizer import Adam, AdamState, Params
@@ -161,7 +161,13 @@ class GrpoTrainer:
 
         Returns:
             The batch, for `step`.
+
+        Raises:
+            SwerveError: See `make_batch`; or an attempt's recorded routing is not of this model.
         """
+        config = self._programs.config
+        for one in (trajectory for group in groups for trajectory in group.trajectories):
+            check_routing(one, config.num_hidden_layers, config.num_experts_per_tok, config.num_experts)
         return make_batch(
             groups,
             algorithm=self._algorithm,

@@ -12,7 +12,7 @@ from swerve import models, parallel
 from swerve.config.schema import Algorithm, Optimizer
 from swerve.parallel import MeshShape
 from swerve.trainer import GrpoTrainer, StepStats
-from swerve.types import Group, SwerveError
+from swerve.types import Group, SwerveError, Trajectory
 
 from .samples import OPEN, make_group, make_trajectory
 
@@ -59,9 +59,20 @@ def params() -> Any:
 
 
 @functools.cache
-def groups() -> list[Group]:
+def groups(routed: bool = False) -> list[Group]:
     """Sixteen sequences of 8 to 23 tokens: packed, some begin on one device of a row and end on another."""
-    return [make_group([make_trajectory(f"t{g}", i, 8 + 5 * ((g + i) % 4)) for i in range(4)]) for g in range(4)]
+    return [make_group([attempt(f"t{g}", i, 8 + 5 * ((g + i) % 4), routed=routed) for i in range(4)]) for g in range(4)]
+
+
+def attempt(task: str, index: int, length: int, *, routed: bool) -> Trajectory:
+    """A trajectory; with routing, two thirds of its tokens visited experts that were drawn at random."""
+    routing = None
+    if routed:
+        rng = np.random.default_rng(length)
+        order = np.argsort(rng.random((length, CONFIG.num_hidden_layers, CONFIG.num_experts)), axis=-1)
+        routing = order[..., : CONFIG.num_experts_per_tok].astype(np.int16)
+        routing[::3] = -1
+    return make_trajectory(task, index, length, routing=routing)
 
 
 def make(execution: models.Execution, algorithm: Algorithm = OPEN, **options: Any) -> GrpoTrainer:
@@ -79,17 +90,19 @@ def make(execution: models.Execution, algorithm: Algorithm = OPEN, **options: An
     )
 
 
-def step(execution: models.Execution, algorithm: Algorithm = OPEN, **options: Any) -> tuple[StepStats, Any, Any]:
+def step(
+    execution: models.Execution, algorithm: Algorithm = OPEN, routed: bool = False, **options: Any
+) -> tuple[StepStats, Any, Any]:
     """One step's numbers, the new weights and the gradient as Adam's first moment has it, on the host."""
     trainer = make(execution, algorithm, **options)
-    stats = trainer.step(trainer.prepare(groups()), learning_rate=1e-2)
+    stats = trainer.step(trainer.prepare(groups(routed)), learning_rate=1e-2)
     state = trainer.state()
     return stats, state.params, state.optimizer["mu"]
 
 
 @functools.cache
-def on_one_device(algorithm: Algorithm = OPEN) -> tuple[StepStats, Any, Any]:
-    return step(EXECUTION, algorithm)
+def on_one_device(algorithm: Algorithm = OPEN, routed: bool = False) -> tuple[StepStats, Any, Any]:
+    return step(EXECUTION, algorithm, routed)
 
 
 TIMES = ("train_s", "slots_per_s", "real_tokens_per_s", "dropless_replays")
@@ -118,8 +131,8 @@ def test_every_layout_of_eight_devices_equals_one_device(shape: MeshShape) -> No
 
 
 def test_rows_experts_and_stretches_of_rows_over_eight_devices_equal_one_device() -> None:
-    found = step(on(MeshShape(fsdp=2, context=2, expert=2)), SEQUENCES)
-    assert_equal(found, on_one_device(SEQUENCES))
+    found = step(on(MeshShape(fsdp=2, context=2, expert=2)), SEQUENCES, routed=True)
+    assert_equal(found, on_one_device(SEQUENCES, routed=True))
     assert 0 < found[0].kept_share < 1
 
 
@@ -185,3 +198,31 @@ def test_weights_and_activations_in_bfloat16_learn_the_same() -> None:
 def test_a_mesh_that_cannot_be_is_refused(shape: MeshShape, message: str) -> None:
     with pytest.raises(SwerveError, match=message):
         make(on(shape))
+
+
+def test_routing_recorded_outside_the_live_choice_trains_the_router() -> None:
+    _, _, replayed = step(EXECUTION, SEQUENCES, routed=True, router_aux_coefficient=0.0)
+    _, _, live = step(EXECUTION, SEQUENCES, router_aux_coefficient=0.0)
+    for moments in (replayed, live):
+        router = moments["blocks"]["delta"]["moe"]["router"]
+        assert (np.abs(router).max(axis=-2) > 1e-6).all()
+    assert not np.allclose(replayed["blocks"]["delta"]["moe"]["router"], live["blocks"]["delta"]["moe"]["router"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r[:-1], r"shape \[7, 2, 2\]; the model and its tokens ask for \[8, 2, 2\]: tokens, layers"),
+        (lambda r: np.swapaxes(r, 0, 1), r"shape \[2, 8, 2\]"),
+        (lambda r: r[..., :1], r"shape \[8, 2, 1\]"),
+        (lambda r: r + 7, "routing to expert 14; the model has 0 to 7"),
+        (lambda r: np.where(r == r[1, 1, 1], -1, r), "some of their 2 experts recorded only"),
+    ],
+)
+def test_routing_that_is_not_of_the_tokens_or_the_model_is_refused(change: Any, message: str) -> None:
+    good = attempt("t", 0, 8, routed=True)
+    trainer = make(EXECUTION)
+    assert trainer.prepare([make_group([good] * 3)])
+    bad = dataclasses.replace(good, routing=change(good.routing).astype(np.int16))
+    with pytest.raises(SwerveError, match=message):
+        trainer.prepare([make_group([good, bad, good])])
