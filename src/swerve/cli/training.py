@@ -157,9 +157,17 @@ async def train(inputs: TrainingInputs, directory: RunDirectory, *, resume: bool
 
 def make_trainer(inputs: TrainingInputs) -> GrpoTrainer:
     """The trainer of a recipe."""
+    import jax
+
     from swerve.trainer import GrpoTrainer, execution_of, mesh_shape
 
     recipe = inputs.recipe
+    for key, value, elsewhere in (("attention", "splash", "blocked"), ("experts", "grouped", "sorted")):
+        if getattr(recipe.execution, key) == value and jax.default_backend() != "tpu":
+            raise SwerveError(
+                f'execution.{key} = "{value}" runs on TPUs; this machine has {jax.default_backend()}: set it to '
+                f'"{elsewhere}"'
+            )
     return GrpoTrainer(
         inputs.policy.config,
         inputs.policy.params,

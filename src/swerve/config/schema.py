@@ -569,6 +569,14 @@ class TrainRecipe:
             )
         if packing.row_length % mesh.context:
             yield "packing.row_length", f"must be a multiple of mesh.context = {mesh.context}: it splits the rows"
+        elif (
+            self.execution.attention == "splash" and packing.row_length // mesh.context % self.execution.attention_block
+        ):
+            yield (
+                "execution.attention_block",
+                f"must divide packing.row_length / mesh.context = {packing.row_length // mesh.context} with "
+                'attention = "splash"',
+            )
         if mesh.context == 1:
             for key in ("context_attention", "delta_precision"):
                 if getattr(self.execution, key) != getattr(Execution(), key):

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 
 class Load(NamedTuple):
@@ -134,6 +135,7 @@ def experts_sorted(
     sorted_x = take_sorted(x_ND, plan.source, plan.place).reshape(-1, block, width)
     hidden = _owned(sorted_x, gate_up_ED2F.reshape(num_experts, width, 2 * inner), plan.owner)
     hidden = lax.optimization_barrier(jax.nn.silu(hidden[..., :inner]) * hidden[..., inner:])
+    hidden = checkpoint_name(hidden, "expert_hidden")
     out = _owned(hidden, down_EFD, plan.owner)
     return combine(out.reshape(-1, width), routing.weights, plan.source, plan.place), plan.dropped
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from swerve.kernels.experts import Routing, combine, plan_blocks, take_sorted
 
@@ -49,6 +50,7 @@ def experts_grouped(
     both = _product(rows, gate_up_ED2F.reshape(num_experts, width, 2 * inner), plan.sizes, interpret)
     both = jnp.where(used, both, 0)  # the kernel leaves what is past the last group as it found it
     hidden = jax.nn.silu(both[:, :inner].astype(jnp.float32)).astype(both.dtype) * both[:, inner:]
+    hidden = checkpoint_name(hidden, "expert_hidden")
     out = jnp.where(used, _product(hidden, down_EFD, plan.sizes, interpret), 0)
     return combine(out, routing.weights, plan.source, plan.place), plan.dropped
 

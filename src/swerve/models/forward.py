@@ -68,7 +68,7 @@ def forward(
     """
     mesh = execution.mesh
     embedding = RULES.gather(params["embedding"], parameters(config)["embedding"], mesh)
-    x = jnp.take(embedding, tokens, axis=0).astype(dtype)
+    x = _embedded(embedding, tokens).astype(dtype)
     run = _Run(of_tensor_rank(config, mesh), config, execution, segment_ids, layers.rotation(positions, config))
     if routing is not None:
         if routing.shape != (*tokens.shape, config.num_hidden_layers, config.num_experts_per_tok):
@@ -86,6 +86,25 @@ def forward(
     dropped = mesh.sum(stats.dropped.sum(), (*ROW_AXES, "context"))
     hidden = layers.rms_norm(x, params["final_norm"], config.rms_norm_eps)
     return ForwardOutput(hidden, load.balance(config.num_experts_per_tok).mean(), dropped)
+
+
+@jax.custom_vjp
+def _embedded(table: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Rows of the table; a token's gradients are added up in float32, whatever the table's type."""
+    return jnp.take(table, tokens, axis=0)
+
+
+def _embedded_forward(table: jax.Array, tokens: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _embedded(table, tokens), (table, tokens)
+
+
+def _embedded_backward(saved: tuple[jax.Array, jax.Array], dout: jax.Array) -> tuple[jax.Array, None]:
+    table, tokens = saved
+    total = jnp.zeros(table.shape, jnp.float32).at[tokens].add(dout.astype(jnp.float32), mode="drop")
+    return total.astype(table.dtype), None
+
+
+_embedded.defvjp(_embedded_forward, _embedded_backward)
 
 
 class _LayerStats(NamedTuple):

@@ -149,6 +149,8 @@ class GrpoTrainer:
         programs, padding = self._programs, self._to_device(self._untrained(()))
         nothing = Accumulated(programs.zeros(self._params), Sums.zero())
         accumulated, _ = programs.accumulate(self._params, self._reference, nothing, padding)
+        if programs.may_drop:
+            accumulated, _ = programs.accumulate_dropless(self._params, self._reference, accumulated, padding)
         copies = jax.tree.map(jnp.copy, (self._params, self._moments))
         programs.score(self._params, padding, jnp.float32(self._temperature))
         jax.block_until_ready(programs.update(*copies, accumulated, jnp.float32(0.0)))

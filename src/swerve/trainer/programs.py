@@ -92,6 +92,9 @@ class Programs:
     """
 
     def __init__(self, objective: Objective, adam: Adam, mesh: Mesh | None = None) -> None:
+        execution = objective.execution
+        if execution.buffer_factor is not None and execution.buffer_factor >= execution.mesh.expert:
+            objective = replace(objective, execution=replace(execution, buffer_factor=None))  # room for every pair
         self._objective = objective
         self._adam = adam
         self._mesh = mesh

@@ -1,6 +1,7 @@
 """Packing is exact: nothing crosses a segment's border, padding is nothing, fast paths equal their oracles."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from swerve import models
+from swerve.config.schema import Remat as RematSection
 
 from .samples import CONFIG, FAST, SLOW, assert_close, draw, forward, gradients, make_params, pack, scores
 
@@ -109,6 +111,13 @@ def test_remat_and_unrolling_change_no_gradient() -> None:
     assert_close(gradients(make_params(), *batch, weights, other), expected)
     unstacked = gradients(models.unstack_blocks(make_params()), *batch, weights)
     assert_close(models.stack_blocks(unstacked), expected)
+
+
+def test_every_tensor_that_can_be_kept_or_recomputed_is_named() -> None:
+    batch = pack([draw(np.random.default_rng(10), 9, 8), []], TIME)
+    text = str(jax.make_jaxpr(lambda: models.forward(make_params(), CONFIG, *batch, execution=FAST))())
+    assert set(re.findall(r"name\[name=(\w+)\]", text)) == set(models.REMAT_NAMES)
+    assert {setting.name for setting in dataclasses.fields(RematSection)} == {"enabled", *models.REMAT_NAMES}
 
 
 def test_a_tied_model_scores_with_its_embedding() -> None:
