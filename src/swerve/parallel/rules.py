@@ -110,13 +110,13 @@ class ShardingRules:
         """One array as a layer computes with it; see `gathered`."""
         kept, outputs = part.ndim - parameter.outputs, part.shape[part.ndim - parameter.outputs :]
         flat = part.reshape(*part.shape[:kept], -1)  # as the product takes it: the other way needs a copy afterwards
-        for dim, split in enumerate(self.splits(parameter)):
+        for dim, split in reversed(list(enumerate(self.splits(parameter)))):  # the leading one last: it is cheapest
             flat = mesh.gather(flat, split.storage, min(dim, kept))
         return flat.reshape(*flat.shape[:kept], *outputs) if parameter.outputs > 1 else flat
 
     def scatter_sum(self, whole: jax.Array, parameter: Parameter, mesh: MeshShape) -> jax.Array:
         """The transpose of `gather`: this device's part of the sum over the axes that were gathered."""
-        for dim, split in reversed(list(enumerate(self.splits(parameter)))):
+        for dim, split in enumerate(self.splits(parameter)):
             whole = mesh.scatter_sum(whole, split.storage, dim)
         return whole
 
