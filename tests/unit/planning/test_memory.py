@@ -92,14 +92,20 @@ def dump(tmp_path):
     return tmp_path
 
 
+def found(directory):
+    dump = find_dump(directory)
+    assert dump is not None
+    return dump
+
+
 def test_totals_are_those_of_the_main_memory(dump):
-    memory = read_memory(find_dump(dump))
+    memory = read_memory(found(dump))
     assert memory.total_bytes == 4664
     assert memory.argument_bytes == 1536 + 128  # what lies in another memory space is not there
 
 
 def test_activations_are_what_forward_operations_wrote_and_backward_ones_read(dump):
-    memory = read_memory(find_dump(dump))
+    memory = read_memory(found(dump))
     kinds = {buffer.instruction: buffer.kind for buffer in memory.buffers}
     assert kinds == {
         "p.0": "argument",
@@ -114,7 +120,7 @@ def test_activations_are_what_forward_operations_wrote_and_backward_ones_read(du
 
 
 def test_the_largest_buffers_carry_shape_and_source(dump):
-    memory = read_memory(find_dump(dump), num_buffers=3)
+    memory = read_memory(found(dump), num_buffers=3)
     assert memory.buffers == (
         Buffer(num_bytes=1536, shape="f32[6,8,8]", instruction="wide.b", source="jit(step)/transpose(jvp())/while",
                kind="temporary"),
@@ -132,4 +138,4 @@ def test_no_dump_while_the_report_is_not_there(dump):
 def test_a_report_without_main_memory_is_not_read_as_zero(dump):
     (dump / f"{STEM}-memory-usage-report.txt").write_text("Memory Space: vmem (color=1)\nTotal bytes: 1\n")
     with pytest.raises(ValueError, match="no default memory space"):
-        read_memory(find_dump(dump))
+        read_memory(found(dump))
