@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+TPU_VENV := .venv-tpu
+TPU_INSTALLED := $(TPU_VENV)/.installed
 THREADS := $(shell nproc 2>/dev/null || echo 2)
 WORKERS ?= $(shell n=$(THREADS); [ $$n -gt 2 ] && n=2; echo $$n)
 # Extra words for the tools, for example `make test ARGS="tests/unit/config -x"` or `make demo ARGS="--run.seed 1"`.
@@ -12,7 +14,7 @@ ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow apptainer lint format bench docs parity lock clean install
+.PHONY: help demo test test-slow tpu apptainer lint format bench docs parity lock clean install
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,8 +37,18 @@ demo: $(INSTALLED)  ## Train the shipped policy to repair small functions, in mi
 test: $(INSTALLED)  ## Run the tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-slow: $(INSTALLED)  ## Run the tests that take long
+test-slow: $(INSTALLED) $(TPU_INSTALLED)  ## Run the tests that take long
 	$(BIN)/python -m pytest -m slow --timeout 7200 $(ARGS)
+
+# The compiler for TPUs is large and wanted by few: it has an environment of its own, with the locked version of JAX.
+$(TPU_INSTALLED): requirements.lock pyproject.toml
+	@test -x $(TPU_VENV)/bin/python || $(PYTHON) -m venv $(TPU_VENV)
+	$(TPU_VENV)/bin/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(TPU_VENV)/bin/python -m pip install --quiet "jax[tpu]==$$($(TPU_VENV)/bin/python -c 'import jax; print(jax.__version__)')"
+	$(TPU_VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+tpu: $(TPU_INSTALLED)  ## Install the compiler for TPUs into .venv-tpu; no TPU needed
 
 apptainer: $(INSTALLED)  ## Fetch Apptainer into .cache for the slow tests; Debian only, installs nothing in the system
 	sh tests/tools/install_apptainer.sh .cache/apptainer $(BIN)/python
@@ -68,5 +80,5 @@ lock: | $(VENV)/bin/python  ## Resolve the dependencies anew into requirements.l
 	  --no-emit-index-url --no-emit-find-links --no-header --quiet -o requirements.lock
 
 clean:  ## Remove what was built, keep runs
-	rm -rf $(VENV) build dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TPU_VENV) build dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -165,7 +165,8 @@ def state_bytes(descriptions: Iterable[Description]) -> dict[str, int]:
 
 
 def _compile(job: Job, program: str, description: Description, directory: Path, options: Options, say: Say) -> Compiled:
-    words = (FORMAT, description.digest, job.topology, job.budget_mib, dict(job.mesh), options.full)
+    limit = job.budget_mib if parse_topology(job.topology).is_tpu else None  # the CPU's compiler knows none
+    words = (FORMAT, description.digest, job.topology, limit, dict(job.mesh), options.full)
     key = hashlib.sha256(json.dumps(words).encode()).hexdigest()
     kept = cache_directory() / "plan" / f"{key}.json"
     if options.use_cache and kept.exists():
@@ -174,14 +175,14 @@ def _compile(job: Job, program: str, description: Description, directory: Path, 
     child = _Child(job, program, directory / program, options, say)
     child.run()
     say(f"{program}: reading what the compiler wrote")
-    compiled = _read(child, job)
+    compiled = _read(child, job, options.full)
     if options.use_cache:
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_json(kept, asdict(compiled))
     return compiled
 
 
-def _read(child: _Child, job: Job) -> Compiled:
+def _read(child: _Child, job: Job, full: bool) -> Compiled:
     outcome = child.result("outcome") if (child.directory / "outcome.json").exists() else {}
     memory = emitted = None
     if dump := find_dump(child.directory / "dump"):
@@ -193,7 +194,7 @@ def _read(child: _Child, job: Job) -> Compiled:
         memory=memory,
         emitted=emitted,
         out_of_memory=outcome.get("out_of_memory", ""),
-        code_bytes=outcome.get("code_bytes"),
+        code_bytes=outcome.get("code_bytes") if full else None,
         seconds=round(child.seconds, 1),
         cpu_seconds=round(child.cpu_seconds, 1),
         peak_rss_bytes=child.peak_rss_bytes,

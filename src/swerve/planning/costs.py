@@ -56,12 +56,14 @@ class Costs:
         work: By source and direction, most first.
         collectives: By kind and axes, most bytes first.
         bad_lowerings: Operations that TPUs carry out far from what was meant, a line each.
+        suspects: Operations that may be; HLO shows whether they are. A line each.
         notes: What could not be counted exactly, a line each.
     """
 
     work: tuple[Work, ...] = ()
     collectives: tuple[Collective, ...] = ()
     bad_lowerings: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

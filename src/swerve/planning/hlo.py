@@ -81,12 +81,10 @@ class Emitted:
 
     Attributes:
         collectives: By kind and axes, repetitions included, most bytes first.
-        bad_lowerings: A line each, most frequent first.
         num_unknown_loops: Loops with collectives whose length the text does not say; counted once.
     """
 
     collectives: tuple[Collective, ...]
-    bad_lowerings: tuple[str, ...]
     num_unknown_loops: int
 
 
@@ -112,7 +110,7 @@ def parse_module(text: str) -> Module:
 
 
 def read_emitted(module: Module, axis_sizes: Mapping[str, int]) -> Emitted:
-    """Count a module's collectives and find what was lowered badly.
+    """Count a module's collectives.
 
     Args:
         module: Optimised HLO.
@@ -137,7 +135,6 @@ def read_emitted(module: Module, axis_sizes: Mapping[str, int]) -> Emitted:
     ]
     return Emitted(
         collectives=tuple(sorted(collectives, key=lambda each: -each.num_bytes)),
-        bad_lowerings=tuple(f"{times:,} x {text}" for text, times in reader.bad_lowerings().most_common()),
         num_unknown_loops=reader.num_unknown_loops,
     )
 
@@ -203,16 +200,6 @@ class _Reader:
             pairs = "source_target_pairs" in found[0]
             self.axes_of_group[found[1]] = group_axes(_first_groups(found[1]), self.axis_sizes, pairs=pairs)
         return self.axes_of_group[found[1]]
-
-    def bad_lowerings(self) -> Counter[str]:
-        """Instructions that show something was lowered far from what was meant."""
-        found: Counter[str] = Counter()
-        for instruction in itertools.chain.from_iterable(self.module.computations.values()):
-            if instruction.opcode == "convolution" and "ragged_dot" in instruction.op_name:
-                found["ragged_dot became a dense masked convolution"] += 1
-            if instruction.opcode in ("all-reduce", "all-reduce-start") and "all_gather" in instruction.op_name:
-                found["all_gather became an all-reduce of twice the bytes"] += 1
-        return found
 
 
 def trip_count(module: Module, instruction: Instruction) -> int | None:

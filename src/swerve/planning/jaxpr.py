@@ -30,6 +30,10 @@ _COLLECTIVES = {
     "all_to_all": "all_to_all",
     "ragged_all_to_all": "all_to_all",
 }
+WHOLE_MESH = (
+    "a gather over the whole mesh at once, which TPUs turn into an all-reduce of twice the bytes: gather over some "
+    "axes, then over the others"
+)
 _SUFFIXES = re.compile(r"_(invariant|reduced)$")
 
 
@@ -71,6 +75,7 @@ class _Count:
     moved: Counter[tuple[str, tuple[str, ...]]] = field(default_factory=Counter)
     received: Counter[tuple[str, tuple[str, ...]]] = field(default_factory=Counter)
     bad: Counter[str] = field(default_factory=Counter)
+    suspects: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
 
     # ------------------------------------------------------------------------------------------------ walking
@@ -109,7 +114,7 @@ class _Count:
             counts.append(_Count(axis_sizes=self.axis_sizes))
             counts[-1].visit(_open(branch), place.inside(eqn))
         heaviest = max(counts, key=lambda count: (sum(count.work.values()), sum(count.moved.values())))
-        for name in ("work", "traffic", "calls", "moved", "received", "bad", "notes"):
+        for name in ("work", "traffic", "calls", "moved", "received", "bad", "suspects", "notes"):
             getattr(self, name).update(getattr(heaviest, name))
 
     def _while(self, eqn: Any, place: _Place) -> None:
@@ -152,9 +157,8 @@ class _Count:
         body = _Count(axis_sizes=self.axis_sizes)
         body.visit(_open(eqn.params["jaxpr"]), _Place())
         self._add(eqn, place, sum(body.work.values()) * math.prod(grid))
-        self.notes[
-            f"kernel {name}: no cost_estimate, counted as every step of its grid {tuple(grid)}, skipped ones too"
-        ] += 1
+        steps = " x ".join(map(str, grid))
+        self.notes[f"kernel {name}: no cost_estimate, counted as all {steps} steps of its grid, skipped ones too"] += 1
 
     def _collective(self, kind: str, eqn: Any, place: _Place) -> None:
         named = eqn.params.get("axis_name", eqn.params.get("axes", ()))
@@ -171,8 +175,8 @@ class _Count:
         self.received[key] += wire_bytes(kind, num_bytes, group) * place.times
         split = [axis for axis, size in self.axis_sizes.items() if size > 1]
         if kind == "all_gather" and len(split) > 1 and len(axes) == len(split):
-            self.bad[f"{source_of(eqn, place.scopes)}: a gather over the whole mesh becomes an all-reduce of twice "
-                     "the bytes; gather over some axes, then over the others"] += place.times  # fmt: skip
+            where = source_of(eqn, place.scopes)
+            self.suspects[f"{where}: {WHOLE_MESH}"] += place.times
 
     def costs(self) -> Costs:
         """What was counted."""
@@ -189,6 +193,7 @@ class _Count:
             work=tuple(sorted(work, key=lambda each: -each.flops)),
             collectives=tuple(sorted(collectives, key=lambda each: -each.num_bytes)),
             bad_lowerings=tuple(f"{times:,} x {text}" for text, times in self.bad.items()),
+            suspects=tuple(f"{times:,} x {text}" for text, times in self.suspects.items()),
             notes=tuple(self.notes),
         )
 
@@ -248,11 +253,14 @@ def source_of(eqn: Any, scopes: str) -> str:
 
 
 def _function_of(eqn: Any) -> str:
+    """The innermost two functions outside JAX, the outer one first: a helper alone says little."""
+    found: list[str] = []
     for frame in getattr(eqn.source_info.traceback, "frames", ()):
         path = frame.file_name.replace("\\", "/")
-        if "/jax/" not in path and not path.startswith("<"):
-            return f"{path.rpartition('/')[2].removesuffix('.py')}.{frame.function_name.rpartition('.')[2]}"
-    return eqn.primitive.name
+        name = f"{path.rpartition('/')[2].removesuffix('.py')}.{frame.function_name.rpartition('.')[2]}"
+        if "/jax/" not in path and not path.startswith("<") and name not in found:
+            found.append(name)
+    return "/".join(reversed(found[:2])) or eqn.primitive.name
 
 
 # ------------------------------------------------------------------------------------------------ helpers

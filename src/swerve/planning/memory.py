@@ -4,7 +4,8 @@ Buffer assignment is what a device will allocate; it is known before code is gen
 
 - Arguments (parameters, optimizer, gradients, batch): exact, from shapes and shardings.
 - Activations: buffers alive at the peak that an operation of the forward pass wrote and that live on into the backward
-  pass; an operation belongs to either by the mark that differentiation leaves on its name.
+  pass, by themselves or as what the forward pass goes on to write in their place; an operation belongs to either by the
+  mark that differentiation leaves on its name.
 - Temporaries: everything else at the peak: gathered weights, recomputed values, work space, gradients in the making,
   outputs that take no argument's place, padding of arguments to the device's tiles, and fragmentation.
 
@@ -121,50 +122,108 @@ def read_memory(dump: Dump, module: Module | None = None, num_buffers: int = 20)
     found = re.search(r"Memory Space: default \(color=0\)\s+Total bytes: (\d+)", report)
     if not found:
         raise ValueError(f"{dump.report.name} names no default memory space")
-    buffers = list(_peak_buffers(dump.live_range.read_text(encoding="utf-8"), module))
+    assignment = dump.assignment.read_text(encoding="utf-8")
+    buffers = list(_peak_buffers(dump.live_range.read_text(encoding="utf-8"), assignment, module))
     return Memory(
         total_bytes=int(found[1]),
-        argument_bytes=_argument_bytes(dump.assignment),
+        argument_bytes=_argument_bytes(assignment),
         activation_bytes=sum(buffer.num_bytes for buffer in buffers if buffer.kind == "activation"),
         buffers=tuple(sorted(buffers, key=lambda buffer: -buffer.num_bytes)[:num_buffers]),
     )
 
 
-def _argument_bytes(assignment: Path) -> int:
-    with assignment.open(encoding="utf-8") as lines:
-        allocations = (line for line in lines if line.startswith("allocation "))
-        return sum(
-            int(found[1])
-            for line in allocations
-            if (found := re.match(r"allocation \d+: size (\d+), (?!color [1-9])(?:.*, )?parameter \d+,", line))
-        )
+def _argument_bytes(assignment: str) -> int:
+    sizes = re.findall(r"^allocation \d+: size (\d+), (?!color [1-9])(?:.*, )?parameter \d+,", assignment, re.MULTILINE)
+    return sum(map(int, sizes))
 
 
-def _peak_buffers(text: str, module: Module) -> Iterator[Buffer]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """Where a value lies: values in the same place follow each other in it."""
+
+    color: int
+    allocation: int
+    offset: int
+    num_bytes: int
+
+
+_MAIN = _Place(color=0, allocation=-1, offset=-1, num_bytes=-1)
+
+
+def _places(assignment: str) -> Iterator[tuple[str, _Place]]:
+    """Every value with its place, by its name with an index in braces."""
+    allocation = -1
+    value = re.compile(r" value: <\d+ (\S+?)(\{[\d, ]*\})?(?: \(phi\))? @(\d+)> \(size=(\d+),offset=(\d+)\)")
+    for line in assignment.splitlines():
+        if line.startswith("allocation "):
+            allocation = int(line.split(":")[0].removeprefix("allocation "))
+        elif found := value.match(line):
+            color, num_bytes, offset = map(int, found.groups()[2:])
+            place = _Place(color=color, allocation=allocation, offset=offset, num_bytes=num_bytes)
+            yield found[1] + (found[2] or "{}"), place
+
+
+class _Lives:
+    """Which values are alive when, who wrote them, and what takes over their place.
+
+    Args:
+        text: Of the live ranges, up to the peak.
+        assignment: Text of the buffer assignment.
+        module: The HLO.
+    """
+
+    def __init__(self, text: str, assignment: str, module: Module) -> None:
+        self.instructions = {i.name: i for computation in module.computations.values() for i in computation}
+        self.arguments = {i.name for i in module.computations.get(module.entry, ()) if i.opcode == "parameter"}
+        self.places = dict(_places(assignment))
+        self._loops = dict(_loop_parameters(module))
+        self._backward = _start_of_backward(text, self.instructions)
+        self._successors: dict[_Place, list[tuple[int, int, str]]] = {}
+        self._lives: dict[str, tuple[int, int]] = {}
+        for name, index, start, end in re.findall(r"^    (\S+)(\{[\d, ]*\}):(\d+)-(\d+)$", text, re.MULTILINE):
+            life = int(start), int(end)
+            self._lives[name + index] = life
+            if (place := self.places.get(name + index)) and self.is_forward(name):
+                self._successors.setdefault(place, []).append((*life, name + index))
+        for values in self._successors.values():
+            values.sort()
+
+    def source(self, name: str) -> str:
+        """Where in the traced program the writer of a value comes from."""
+        writer = self._loops.get(name) or self.instructions.get(name)
+        return writer.op_name if writer else ""
+
+    def is_forward(self, name: str) -> bool:
+        """Whether an operation of the forward pass wrote a value."""
+        source = self.source(name)
+        return "jvp(" in source and "transpose(" not in source
+
+    def reaches_backward(self, key: str) -> bool:
+        """Whether a value, or what the forward pass makes of it in its place, lives on into the backward pass.
+
+        A loop that fills an array row by row writes it under many names: each takes over the place of the one before.
+        """
+        start, end = self._lives.get(key, (0, 0))
+        for other_start, other_end, _ in self._successors.get(self.places.get(key, _MAIN), []):
+            if start <= other_start <= end:
+                end = max(end, other_end)
+        return end > self._backward
+
+
+def _peak_buffers(text: str, assignment: str, module: Module) -> Iterator[Buffer]:
     head, _, peak = text.partition(" (peak):\n")
-    instructions = {i.name: i for computation in module.computations.values() for i in computation}
-    arguments = {i.name for i in module.computations.get(module.entry, ()) if i.opcode == "parameter"}
-    loops = dict(_loop_parameters(module))
-    backward = _start_of_backward(head, instructions)
-    at = int(head.rpartition(" ")[2])
-    lives = {
-        name: (int(start), int(end))
-        for name, start, end in re.findall(r"^    (\S+\{[\d, ]*\}):(\d+)-(\d+)$", head, re.MULTILINE)
-    }
-    for name, index, size in re.findall(r"^    (\S+)\{([\d, ]*)\}: (\d+) bytes \(cumulative", peak, re.MULTILINE):
-        if not int(size):
+    lives = _Lives(head, assignment, module)
+    for name, index, size in re.findall(r"^    (\S+)(\{[\d, ]*\}): (\d+) bytes \(cumulative", peak, re.MULTILINE):
+        if not int(size) or lives.places.get(name + index, _MAIN).color:
             continue
-        writer = loops.get(name) or instructions.get(name)
-        _, end = lives.get(f"{name}{{{index}}}", (at, at))
-        source = writer.op_name if writer else ""
-        forward = "jvp(" in source and "transpose(" not in source
-        kind = "argument" if name in arguments else "activation" if forward and end > backward else "temporary"
+        kept = lives.is_forward(name) and lives.reaches_backward(name + index)
+        instruction = lives.instructions.get(name)
         yield Buffer(
             num_bytes=int(size),
-            shape=_shape(instructions[name].shape, index) if name in instructions else "",
+            shape=_shape(instruction.shape, index.strip("{}")) if instruction else "",
             instruction=name,
-            source=source,
-            kind=kind,
+            source=lives.source(name),
+            kind="argument" if name in lives.arguments else "activation" if kept else "temporary",
         )
 
 

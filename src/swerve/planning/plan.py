@@ -146,7 +146,7 @@ def _bad_lowerings(description: Description, compiled: Compiled) -> tuple[str, .
     """What the jaxpr and the HLO show by themselves, and gathers that only their comparison shows to be reductions."""
     emitted = compiled.emitted
     if emitted is None:
-        return description.costs.bad_lowerings
+        return (*description.costs.bad_lowerings, *description.costs.suspects)
     made = {(each.kind, each.axes): each.count for each in emitted.collectives}
     asked = {(each.kind, each.axes): each.count for each in description.costs.collectives}
     turned = []
@@ -158,4 +158,4 @@ def _bad_lowerings(description: Description, compiled: Compiled) -> tuple[str, .
                 f"{extra:,} x gathers over {', '.join(axes)} became all-reduces, of twice the bytes: gather over some "
                 "axes, then over the others"
             )
-    return (*description.costs.bad_lowerings, *emitted.bad_lowerings, *turned)
+    return (*description.costs.bad_lowerings, *turned)

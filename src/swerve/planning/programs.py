@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from jax.sharding import Mesh
+
+from swerve import models
+from swerve.config import TINY_POLICY, TrainRecipe
+from swerve.models.hf import read_config
+from swerve.planning.job import Planned
+from swerve.trainer import plan_programs
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
-    """A program to plan.
+def recipe_programs(recipe: TrainRecipe, mesh: Mesh) -> dict[str, Planned]:
+    """The programs of an optimizer step of a training recipe.
 
-    Attributes:
-        jitted: From `jax.jit`.
-        arguments: Abstract arrays with their shardings.
-        kinds: What each argument is: `parameters`, `optimizer`, `gradients` or `batch`.
-        reference_flops: What the model needs on all devices together by the usual rule; 0 where there is none.
+    Args:
+        recipe: The recipe.
+        mesh: Devices of the shape that it asks for.
+
+    Returns:
+        `micro_batch` and `update`. The reference of a micro-batch is six FLOPs for each active parameter and token
+        slot: forward and backward, nothing computed again, attention's scores left out.
     """
-
-    jitted: Any
-    arguments: tuple[Any, ...]
-    kinds: tuple[str, ...]
-    reference_flops: float = 0.0
+    section = recipe.policy
+    if section.model == "checkpoint":
+        config = read_config(TINY_POLICY if section.checkpoint == "tiny" else section.checkpoint)
+    else:
+        config = models.PUBLISHED[section.model]
+    num_tokens = recipe.packing.rows_per_micro_batch * recipe.packing.row_length
+    reference = {"micro_batch": 6.0 * models.num_active_parameters(config) * num_tokens}
+    return {
+        name: Planned(
+            jitted=program.jitted,
+            arguments=program.arguments,
+            kinds=program.kinds,
+            reference_flops=reference.get(name, 0.0),
+        )
+        for name, program in plan_programs(recipe, config, mesh).items()
+    }

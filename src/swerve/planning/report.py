@@ -122,17 +122,19 @@ def _memory_table(plan: Plan) -> Any:
 def _print_program(console: Any, name: str, program: ProgramPlan) -> None:
     costs, seconds = program.description.costs, program.seconds
     reference = program.description.reference_flops
-    share = f", {reference / costs.flops:.2f} of them the model's own {_tera(reference)}" if reference else ""
-    console.print(f"\n{name}: {_tera(costs.flops)} TFLOP per device{share}")
+    share = f"; the model's own {_flop(reference)} are {reference / costs.flops:.2f} of it" if reference else ""
+    console.print(f"\n{name}: {_flop(costs.flops)} per device{share}")
     console.print(
         f"at least {seconds['at_least']:.3g} s, at most {seconds['at_most']:.3g} s: "
         f"computing {seconds['compute']:.3g} s, memory {seconds['memory']:.3g} s, "
         f"interconnect {seconds['interconnect']:.3g} s"
     )
     if costs.work:
-        console.print(_rows(_table("work", "TFLOP", "GiB"), map(_work_row, costs.work)))
+        console.print(_rows(_table("work", "computed", "read and written"), map(_work_row, costs.work)))
     if program.collectives:
-        console.print(_rows(_table("collective", "devices", "times", "GiB"), map(_collective_row, program.collectives)))
+        console.print(
+            _rows(_table("collective", "devices", "times", "moved"), map(_collective_row, program.collectives))
+        )
     if program.compiled.memory:
         rows = (
             (_buffer_name(buffer), buffer.kind, buffer.shape, _mib(buffer.num_bytes))
@@ -158,12 +160,12 @@ def _rows(table: Any, rows: Iterator[tuple[str, ...]]) -> Any:
 
 
 def _work_row(work: Work) -> tuple[str, ...]:
-    return f"{work.source}, {work.direction}", _tera(work.flops), f"{work.num_bytes / 2**30:,.1f}"
+    return f"{work.source}, {work.direction}", _flop(work.flops), _bytes(work.num_bytes)
 
 
 def _collective_row(each: Collective) -> tuple[str, ...]:
     over = ", ".join(each.axes) or "?"
-    return f"{each.kind} over {over}", str(each.group_size), f"{each.count:,}", f"{each.num_bytes / 2**30:,.2f}"
+    return f"{each.kind} over {over}", str(each.group_size), f"{each.count:,}", _bytes(each.num_bytes)
 
 
 def _buffer_name(buffer: Any) -> str:
@@ -176,5 +178,16 @@ def _mib(num_bytes: int | None) -> str:
     return f"{num_bytes / MIB:,.0f}" if num_bytes >= 10 * MIB or not num_bytes else f"{num_bytes / MIB:.3g}"
 
 
-def _tera(flops: float) -> str:
-    return f"{flops / 1e12:,.2f}" if flops < 1e14 else f"{flops / 1e12:,.0f}"
+def _flop(flops: float) -> str:
+    return _scaled(flops, 1000.0, ("", "K", "M", "G", "T"), "FLOP")
+
+
+def _bytes(num_bytes: float) -> str:
+    return _scaled(num_bytes, 1024.0, ("", "Ki", "Mi", "Gi"), "B")
+
+
+def _scaled(value: float, step: float, prefixes: tuple[str, ...], unit: str) -> str:
+    power = 0
+    while value >= step and power + 1 < len(prefixes):
+        value, power = value / step, power + 1
+    return f"{value:,.0f} {prefixes[power]}{unit}" if value >= 100 else f"{value:.3g} {prefixes[power]}{unit}"

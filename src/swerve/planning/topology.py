@@ -1,9 +1,9 @@
 """Accelerators by name: how many devices a topology has, and what each of them can hold and do.
 
 Figures are those that vendors publish per chip, divided by the devices that JAX sees on a chip. Sources: Google Cloud's
-pages "TPU7x (Ironwood)", "TPU v6e", "TPU v5p" and "TPU v5e" (peak bf16 FLOP/s, HBM capacity and bandwidth,
-bidirectional inter-chip interconnect bandwidth). Default budgets are what libtpu lets a program use of the HBM; that of
-`tpu7x` is the benchmark's.
+pages "TPU7x (Ironwood)", "TPU v5p" and "TPU v5e": peak bf16 FLOP/s, HBM capacity and bandwidth, and half of the
+bidirectional inter-chip interconnect (ICI) bandwidth, since a device receives over one direction. Default budgets are
+what libtpu lets a program use of the HBM; that of `tpu7x` is the benchmark's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Device:
         budget_mib: Memory that programs may use, in MiB.
         peak_flops_per_s: Dense bf16 multiplications and additions per second.
         hbm_bytes_per_s: Memory bandwidth.
-        ici_bytes_per_s: Interconnect bandwidth over all links, both directions together.
+        ici_bytes_per_s: What it can receive from others over all links.
     """
 
     name: str
@@ -54,9 +54,9 @@ DEVICES: Mapping[str, Device] = {
     device.name: device
     for device in (
         Device(name="tpu7x", num_dims=3, per_chip=2, hbm_bytes=96 * _GIB, budget_mib=84_992,
-               peak_flops_per_s=1153.5e12, hbm_bytes_per_s=3690e9, ici_bytes_per_s=600e9),
+               peak_flops_per_s=1153.5e12, hbm_bytes_per_s=3690e9, ici_bytes_per_s=300e9),
         Device(name="v6e", num_dims=2, hbm_bytes=32 * _GIB, budget_mib=32_000,
-               peak_flops_per_s=918e12, hbm_bytes_per_s=1638e9, ici_bytes_per_s=448e9),
+               peak_flops_per_s=918e12, hbm_bytes_per_s=1638e9, ici_bytes_per_s=400e9),
         Device(name="v5p", num_dims=3, hbm_bytes=95 * _GIB, budget_mib=98_037,
                peak_flops_per_s=459e12, hbm_bytes_per_s=2765e9, ici_bytes_per_s=600e9),
         Device(name="v5e", num_dims=2, hbm_bytes=16 * _GIB, budget_mib=16_128,
@@ -171,13 +171,14 @@ def environment(topology: Topology, logs: Path) -> dict[str, str]:
     own = dict(os.environ)
     # No chip is touched: arrays, where there are any, live on the CPU.
     own["JAX_PLATFORMS"] = "cpu"
+    own["JAX_TRACEBACK_FILTERING"] = "off"  # so that a traceback ends with its error
     own.pop("JAX_COMPILATION_CACHE_DIR", None)
-    own.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
     if not topology.is_tpu:
         count = f"--xla_force_host_platform_device_count={topology.num_devices}"
         return own | {"XLA_FLAGS": f"{own.get('XLA_FLAGS', '')} {count}".strip()}
     # libtpu reads the CPU's flags too, and ends at those that it does not know.
     own.pop("XLA_FLAGS", None)
+    own.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
     return own | {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5p-8",

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from swerve.planning.programs import Planned
+from swerve.planning.job import Planned
 
 LAYERS, WIDTH, ROWS = 6, 64, 32
 """Scanned layers, width, and rows of the batch."""
 
 
-def step_programs(recipe: Any, mesh: Mesh) -> dict[str, Planned]:
+def step_programs(recipe: Any, mesh: Mesh, width: int = WIDTH, rows: int = ROWS) -> dict[str, Planned]:
     """A step of `LAYERS` remat layers on a mesh of `fsdp` and `expert`: `micro_batch` and `update`."""
 
     def loss(weights: jax.Array, x: jax.Array) -> jax.Array:
@@ -34,25 +34,30 @@ def step_programs(recipe: Any, mesh: Mesh) -> dict[str, Planned]:
         moment = 0.9 * moment + gradients
         return weights - 0.1 * moment, moment, jnp.zeros_like(gradients)
 
-    held, rows = PartitionSpec(None, "fsdp"), PartitionSpec(("fsdp", "expert"))
+    held, by_row = PartitionSpec(None, "fsdp"), PartitionSpec(("fsdp", "expert"))
     manual = jax.shard_map(
-        micro_batch, mesh=mesh, in_specs=(held, held, rows), out_specs=(held, PartitionSpec()), check_vma=False
+        micro_batch, mesh=mesh, in_specs=(held, held, by_row), out_specs=(held, PartitionSpec()), check_vma=False
     )
-    array = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), jnp.float32, sharding=NamedSharding(mesh, held))
-    batch = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32, sharding=NamedSharding(mesh, rows))
+    array = jax.ShapeDtypeStruct((LAYERS, width, width), jnp.float32, sharding=NamedSharding(mesh, held))
+    batch = jax.ShapeDtypeStruct((rows, width), jnp.float32, sharding=NamedSharding(mesh, by_row))
     return {
         "micro_batch": Planned(
             jitted=jax.jit(manual, donate_argnums=1),
             arguments=(array, array, batch),
             kinds=("parameters", "gradients", "batch"),
-            reference_flops=6.0 * LAYERS * WIDTH * WIDTH * ROWS,
+            reference_flops=6.0 * LAYERS * width * width * rows,
         ),
         "update": Planned(
-            jitted=jax.jit(update, donate_argnums=(0, 1, 2)),
+            jitted=jax.jit(update, donate_argnums=(0, 1, 2), out_shardings=NamedSharding(mesh, held)),
             arguments=(array, array, array),
             kinds=("parameters", "optimizer", "gradients"),
         ),
     }
+
+
+def update_program(recipe: Any, mesh: Mesh) -> dict[str, Planned]:
+    """The second of them alone."""
+    return {"update": step_programs(recipe, mesh)["update"]}
 
 
 def broken_programs(recipe: Any, mesh: Mesh) -> dict[str, Planned]:

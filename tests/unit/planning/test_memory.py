@@ -11,6 +11,7 @@ HloModule jit_step
 
 %forward (wide.f: (s32[], bf16[6,4,8])) -> (s32[], bf16[6,4,8]) {
   %wide.f = (s32[], bf16[6,4,8]{2,1,0}) parameter(0)
+  %row = bf16[6,4,8]{2,1,0} fusion(%wide.f), calls=%x, metadata={op_name="jit(step)/jvp(mixer)/while/body/dynamic_update_slice"}
 }
 
 %backward (wide.b: (s32[], f32[6,8,8])) -> (s32[], f32[6,8,8]) {
@@ -68,6 +69,11 @@ allocation 1: size 1536, parameter 0, shape |f32[6,8,8]| at ShapeIndex {}, maybe
 allocation 2: size 128, parameter 1, shape |f32[4,8]| at ShapeIndex {}:
 allocation 3: size 64, color 5, parameter 2, shape |f32[16]| at ShapeIndex {}:
 allocation 4: size 3000, preallocated-temp:
+ value: <3 row @0> (size=384,offset=512): bf16[6,4,8]{2,1,0}
+ value: <4 kept{1} (phi) @0> (size=384,offset=512): bf16[6,4,8]{2,1,0}
+ value: <5 early @0> (size=400,offset=1024): f32[100]{0}
+allocation 5: size 4096, color 1, preallocated-temp:
+ value: <6 fast @1> (size=4096,offset=0): f32[1024]{0:S(1)}
 """
 
 REPORT = """\
@@ -139,3 +145,17 @@ def test_a_report_without_main_memory_is_not_read_as_zero(dump):
     (dump / f"{STEM}-memory-usage-report.txt").write_text("Memory Space: vmem (color=1)\nTotal bytes: 1\n")
     with pytest.raises(ValueError, match="no default memory space"):
         read_memory(found(dump))
+
+
+def test_a_peak_in_the_forward_pass_counts_what_loops_are_still_filling(dump):
+    text = LIVE_RANGE.replace(
+        "  Live ranges at 5 (peak):\n",
+        "    row{}:2-3\n    fast{}:1-3\n  Live ranges at 2 (peak):\n"
+        "    row{}: 384 bytes (cumulative: 384 bytes)\n"
+        "    fast{}: 4096 bytes (cumulative: 4480 bytes)\n",
+    )
+    (dump / f"{STEM}-live-range.txt").write_text(text)
+    kinds = {buffer.instruction: buffer.kind for buffer in read_memory(found(dump)).buffers}
+    assert kinds["row"] == "activation"  # `kept` takes over its place and is read in the backward pass
+    assert kinds["early"] == "temporary"
+    assert "fast" not in kinds  # on-chip memory is not what is counted
