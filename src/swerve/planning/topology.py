@@ -171,6 +171,8 @@ def environment(topology: Topology, logs: Path) -> dict[str, str]:
     own = dict(os.environ)
     # No chip is touched: arrays, where there are any, live on the CPU.
     own["JAX_PLATFORMS"] = "cpu"
+    # The same Swerve as here, wherever it was imported from.
+    own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), own.get("PYTHONPATH"))))
     own["JAX_TRACEBACK_FILTERING"] = "off"  # so that a traceback ends with its error
     own.pop("JAX_COMPILATION_CACHE_DIR", None)
     if not topology.is_tpu:

@@ -6,6 +6,25 @@ import sys
 import pytest
 
 from swerve.cli.main import main
+from swerve.models import Qwen35MoeConfig
+
+MODEL = Qwen35MoeConfig(
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=2,
+    full_attention_interval=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    linear_num_key_heads=1,
+    linear_num_value_heads=2,
+    linear_key_head_dim=16,
+    linear_value_head_dim=16,
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=16,
+    shared_expert_intermediate_size=16,
+)
 
 RECIPE = """\
 kind = "train"
@@ -26,8 +45,9 @@ layers = "scan"
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
     monkeypatch.setenv("SWERVE_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "config.json").write_text(json.dumps(MODEL.to_hf()))
     path = tmp_path / "recipe.toml"
-    path.write_text(RECIPE)
+    path.write_text(RECIPE + f'\n[policy]\ncheckpoint = "{tmp_path}"\n')
     return path
 
 
