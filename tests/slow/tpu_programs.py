@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "planning"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
-from programs_under_test import step_programs
+from planning.programs_under_test import step_programs
 
 from swerve import kernels
 from swerve.planning import Job, Options, make_plan, parse_topology, plan_as_json, run_job

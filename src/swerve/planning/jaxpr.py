@@ -127,8 +127,8 @@ class _Count:
 
     # ------------------------------------------------------------------------------------------------ counting
 
-    def _add(self, eqn: Any, place: _Place, flops: float, num_bytes: float | None = None) -> None:
-        key = (source_of(eqn, place.scopes), direction_of(f"{place.scopes}/{eqn.source_info.name_stack}"))
+    def _add(self, eqn: Any, place: _Place, flops: float, num_bytes: float | None = None, otherwise: str = "") -> None:
+        key = (source_of(eqn, place.scopes, otherwise), direction_of(f"{place.scopes}/{eqn.source_info.name_stack}"))
         once = sum(map(_num_bytes, (*eqn.invars, *eqn.outvars))) if num_bytes is None else num_bytes
         self.work[key] += round(flops * place.times * place.share)
         self.traffic[key] += round(once * place.times * place.share)
@@ -148,7 +148,7 @@ class _Count:
         name = str(eqn.params.get("name") or getattr(eqn.params.get("name_and_src_info"), "name", "") or "kernel")
         estimate = eqn.params.get("cost_estimate")
         if estimate is not None:
-            self._add(eqn, place, estimate.flops, estimate.bytes_accessed)
+            self._add(eqn, place, estimate.flops, estimate.bytes_accessed, name)
             return
         grid = eqn.params["grid_mapping"].grid
         if not all(isinstance(size, int) for size in grid):
@@ -156,7 +156,7 @@ class _Count:
             return
         body = _Count(axis_sizes=self.axis_sizes)
         body.visit(_open(eqn.params["jaxpr"]), _Place())
-        self._add(eqn, place, sum(body.work.values()) * math.prod(grid))
+        self._add(eqn, place, sum(body.work.values()) * math.prod(grid), otherwise=name)
         steps = " x ".join(map(str, grid))
         self.notes[f"kernel {name}: no cost_estimate, counted as all {steps} steps of its grid, skipped ones too"] += 1
 
@@ -247,9 +247,15 @@ def trip_count(eqn: Any) -> int | None:
 # ------------------------------------------------------------------------------------------------ names
 
 
-def source_of(eqn: Any, scopes: str) -> str:
-    """Where an equation comes from: the author's scopes, else module and function."""
-    return scope_of(f"{scopes}/{eqn.source_info.name_stack}") or _function_of(eqn)
+def source_of(eqn: Any, scopes: str, otherwise: str = "") -> str:
+    """Where an equation comes from: the author's scopes, else the functions that wrote it.
+
+    Args:
+        eqn: The equation.
+        scopes: Names of what it stands in.
+        otherwise: What to say where neither is known, in place of the operation's name.
+    """
+    return scope_of(f"{scopes}/{eqn.source_info.name_stack}") or _function_of(eqn) or otherwise or eqn.primitive.name
 
 
 def _function_of(eqn: Any) -> str:
@@ -260,7 +266,7 @@ def _function_of(eqn: Any) -> str:
         name = f"{path.rpartition('/')[2].removesuffix('.py')}.{frame.function_name.rpartition('.')[2]}"
         if "/jax/" not in path and not path.startswith("<") and name not in found:
             found.append(name)
-    return "/".join(reversed(found[:2])) or eqn.primitive.name
+    return "/".join(reversed(found[:2]))
 
 
 # ------------------------------------------------------------------------------------------------ helpers
