@@ -8,7 +8,7 @@ arguments once, and results that take an argument's place once; interconnect tra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from swerve.planning.compiler import Compiled, state_bytes
@@ -143,19 +143,36 @@ def _seconds(topology: Topology, description: Description, compiled: Compiled) -
 
 
 def _bad_lowerings(description: Description, compiled: Compiled) -> tuple[str, ...]:
-    """What the jaxpr and the HLO show by themselves, and gathers that only their comparison shows to be reductions."""
-    emitted = compiled.emitted
+    """What the jaxpr shows by itself, and what the comparison with HLO shows to have become reductions."""
+    costs, emitted = description.costs, compiled.emitted
     if emitted is None:
-        return (*description.costs.bad_lowerings, *description.costs.suspects)
-    made = {(each.kind, each.axes): each.count for each in emitted.collectives}
-    asked = {(each.kind, each.axes): each.count for each in description.costs.collectives}
-    turned = []
-    for kind, axes in asked:
-        missing = asked[kind, axes] - made.get((kind, axes), 0)
-        extra = made.get(("all_reduce", axes), 0) - asked.get(("all_reduce", axes), 0)
-        if kind == "all_gather" and min(missing, extra) > 0:
-            turned.append(
-                f"{extra:,} x gathers over {', '.join(axes)} became all-reduces, of twice the bytes: gather over some "
-                "axes, then over the others"
-            )
-    return (*description.costs.bad_lowerings, *turned)
+        return (*costs.bad_lowerings, *costs.suspects)
+    all_axes = dict.fromkeys(each.axes for each in costs.collectives)
+    turned = (_turned_into_reductions(axes, costs.collectives, emitted.collectives) for axes in all_axes)
+    return (*costs.bad_lowerings, *filter(None, turned))
+
+
+def _turned_into_reductions(axes: tuple[str, ...], asked: Sequence[Collective], made: Sequence[Collective]) -> str:
+    """A line about gathers and scatters over these axes that were emitted as all-reduces; empty if there are none."""
+
+    def surplus(kind: str, more: Sequence[Collective], fewer: Sequence[Collective]) -> tuple[int, int]:
+        counts, sizes = (
+            [
+                sum(getattr(each, what) for each in some if (each.kind, each.axes) == (kind, axes))
+                for some in (more, fewer)
+            ]
+            for what in ("count", "num_bytes")
+        )
+        return counts[0] - counts[1], sizes[0] - sizes[1]
+
+    reductions, reduced_bytes = surplus("all_reduce", made, asked)
+    missing = []
+    for kind in ("all_gather", "reduce_scatter"):
+        count, num_bytes = surplus(kind, asked, made)
+        # XLA also joins collectives of a kind, which loses none of their bytes.
+        if count > 0 and num_bytes * 20 > reduced_bytes:
+            missing.append(f"{count:,} x {kind}")
+    if reductions <= 0 or not missing:
+        return ""
+    verb = "all-reduces, which move" if reductions > 1 else "all-reduce, which moves"
+    return f"{' and '.join(missing)} over {', '.join(axes)} became {reductions:,} {verb} twice the bytes"
