@@ -156,13 +156,9 @@ def _turned_into_reductions(axes: tuple[str, ...], asked: Sequence[Collective], 
     """A line about gathers and scatters over these axes that were emitted as all-reduces; empty if there are none."""
 
     def surplus(kind: str, more: Sequence[Collective], fewer: Sequence[Collective]) -> tuple[int, int]:
-        counts, sizes = (
-            [
-                sum(getattr(each, what) for each in some if (each.kind, each.axes) == (kind, axes))
-                for some in (more, fewer)
-            ]
-            for what in ("count", "num_bytes")
-        )
+        here = [[each for each in some if (each.kind, each.axes) == (kind, axes)] for some in (more, fewer)]
+        counts = [sum(each.count for each in some) for some in here]
+        sizes = [sum(each.num_bytes for each in some) for some in here]
         return counts[0] - counts[1], sizes[0] - sizes[1]
 
     reductions, reduced_bytes = surplus("all_reduce", made, asked)
