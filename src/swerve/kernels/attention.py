@@ -1,5 +1,7 @@
 """Softmax attention with grouped query heads, over packed rows and over a cache.
 
+Scores and their softmax are float32 whatever the type of the activations, as are sums over keys.
+
 `packed_attention` walks blocks of queries, each against the keys up to its end, and keeps only the output and the
 log-sum of each query for the backward pass, which computes the scores again. `packed_attention_naive` is its oracle.
 
@@ -31,10 +33,10 @@ def packed_attention_naive(
     """
     rows, time, _, width = q_BTHD.shape
     q = q_BTHD.reshape(rows, time, k_BTKD.shape[2], -1, width)
-    scores = jnp.einsum("btkrd,bskd->bkrts", q, k_BTKD)
+    scores = jnp.einsum("btkrd,bskd->bkrts", q, k_BTKD, preferred_element_type=jnp.float32)
     seen = (segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]) & jnp.tril(jnp.ones((1, time, time), bool))
     weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, _MASKED), axis=-1)
-    return jnp.einsum("bkrts,bskd->btkrd", weights, v_BTKD).reshape(q_BTHD.shape)
+    return jnp.einsum("bkrts,bskd->btkrd", weights.astype(v_BTKD.dtype), v_BTKD).reshape(q_BTHD.shape)
 
 
 def packed_attention(
@@ -54,13 +56,13 @@ def _blocks(time: int, block: int) -> list[tuple[int, int]]:
 
 
 def _scores(q: jax.Array, k: jax.Array, segments: jax.Array, start: int, end: int) -> jax.Array:
-    """Masked scores `[B, K, R, end - start, end]` of one block of queries."""
+    """Masked scores, float32 `[B, K, R, end - start, end]`, of one block of queries."""
     seen = (segments[:, start:end, None] == segments[:, None, :end]) & (
         jnp.arange(start, end)[None, :, None] >= jnp.arange(end)[None, None]
     )
     rows, keys, repeats, _, width = q.shape
     flat = q[:, :, :, start:end].reshape(rows, keys, repeats * (end - start), width)
-    scores = jnp.einsum("bktd,bksd->bkts", flat, k[:, :, :end])
+    scores = _product("bktd,bksd->bkts", flat, k[:, :, :end])
     scores = scores.reshape(rows, keys, repeats, end - start, end)
     return jnp.where(seen[:, None, None], scores, _MASKED)
 
@@ -82,8 +84,8 @@ def _blocked_forward(
         weights = jnp.exp(scores - top)
         total = weights.sum(-1, keepdims=True)
         flat = weights.reshape(*weights.shape[:2], -1, end)
-        out = jnp.einsum("bkts,bksd->bktd", flat, v[:, :, :end])
-        outs.append(out.reshape(*weights.shape[:4], -1) / total)
+        out = _product("bkts,bksd->bktd", flat, v[:, :, :end])
+        outs.append((out.reshape(*weights.shape[:4], -1) / total).astype(v.dtype))
         logs.append(top + jnp.log(total))
     out, log = jnp.concatenate(outs, axis=3), jnp.concatenate(logs, axis=3)
     return out, (q, k, v, segments, out, log)
@@ -92,19 +94,26 @@ def _blocked_forward(
 def _blocked_backward(block: int, saved: tuple[jax.Array, ...], dout: jax.Array) -> tuple[jax.Array | None, ...]:
     q, k, v, segments, out, log = saved
     dout = lax.optimization_barrier(dout)
-    dot = (dout * out).sum(-1, keepdims=True)
-    dq, dk_T, dv_T = [], jnp.zeros_like(_transposed(k)), jnp.zeros_like(_transposed(v))
+    dot = (dout.astype(jnp.float32) * out).sum(-1, keepdims=True)
+    dq, dk_T, dv_T = [], *(jnp.zeros_like(_transposed(x), jnp.float32) for x in (k, v))
     for start, end in _blocks(q.shape[3], block):
         here = slice(start, end)
         weights = jnp.exp(_scores(q, k, segments, start, end) - log[:, :, :, here])
         dflat = _flat(dout[:, :, :, here])
-        dweights = jnp.einsum("bktd,bksd->bkts", dflat, v[:, :, :end]).reshape(weights.shape)
+        dweights = _product("bktd,bksd->bkts", dflat, v[:, :, :end]).reshape(weights.shape)
         dscores = _flat(weights * (dweights - dot[:, :, :, here]))
-        dq.append(jnp.einsum("bkts,bksd->bktd", dscores, k[:, :, :end]).reshape(q[:, :, :, here].shape))
+        dq.append(_product("bkts,bksd->bktd", dscores, k[:, :, :end]).astype(q.dtype).reshape(q[:, :, :, here].shape))
         # the small operand is transposed, not the scores
-        dk_T = dk_T.at[..., :end].add(_transposed(_flat(q[:, :, :, here])) @ dscores)
-        dv_T = dv_T.at[..., :end].add(_transposed(dflat) @ _flat(weights))
-    return jnp.concatenate(dq, axis=3), jnp.swapaxes(dk_T, -1, -2), jnp.swapaxes(dv_T, -1, -2), None
+        dk_T = dk_T.at[..., :end].add(_product("bkdt,bkts->bkds", _transposed(_flat(q[:, :, :, here])), dscores))
+        dv_T = dv_T.at[..., :end].add(_product("bkdt,bkts->bkds", _transposed(dflat), _flat(weights)))
+    dk, dv = jnp.swapaxes(dk_T, -1, -2), jnp.swapaxes(dv_T, -1, -2)
+    return jnp.concatenate(dq, axis=3), dk.astype(k.dtype), dv.astype(v.dtype), None
+
+
+def _product(form: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """A product in the narrower of both types, its sums kept in float32."""
+    dtype = min(x.dtype, y.dtype, key=lambda t: t.itemsize)
+    return jnp.einsum(form, x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)
 
 
 def _flat(x: jax.Array) -> jax.Array:
@@ -137,9 +146,10 @@ def cached_attention(q_BTHD: jax.Array, k_BKDS: jax.Array, v_BKSD: jax.Array, le
     rows, time, heads, width = q_BTHD.shape
     num_keys, places = v_BKSD.shape[1:3]
     q = jnp.transpose(q_BTHD.reshape(rows, time, num_keys, -1, width), (0, 2, 3, 1, 4))  # [B, K, R, T, D]
-    scores = (q.reshape(rows, num_keys, -1, width) @ k_BKDS).reshape(*q.shape[:4], places)
+    flat = q.reshape(rows, num_keys, -1, width)
+    scores = jnp.matmul(flat, k_BKDS, preferred_element_type=jnp.float32).reshape(*q.shape[:4], places)
     last = lengths_B[:, None] + jnp.arange(time)[None]
     seen = jnp.arange(places)[None, None] <= last[..., None]  # [B, T, S]
     weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, _MASKED), axis=-1)
-    out = (weights.reshape(rows, num_keys, -1, places) @ v_BKSD).reshape(q.shape)
+    out = (weights.reshape(rows, num_keys, -1, places).astype(v_BKSD.dtype) @ v_BKSD).reshape(q.shape)
     return jnp.transpose(out, (0, 3, 1, 2, 4)).reshape(rows, time, heads, width)

@@ -1,4 +1,4 @@
-"""Causal depthwise convolution followed by silu, exact at segment borders.
+"""Causal depthwise convolution followed by silu, exact at segment borders; computed in float32.
 
 Legend: B rows, T time, C channels, W kernel width, Z = W - 1 inputs before the row.
 """
@@ -22,18 +22,19 @@ def causal_convolution(
         reach_BT: int32, how many inputs before t belong to the same sequence (any larger number means all).
 
     Returns:
-        `[B, T, C]`.
+        `[B, T, C]`, of the inputs' type.
     """
     return _convolve(x_BTC, weight_WC, history_BZC, reach_BT)
 
 
 @jax.custom_vjp
 def _convolve(x: jax.Array, weight: jax.Array, history: jax.Array, reach: jax.Array) -> jax.Array:
-    return jax.nn.silu(_weighted_sum(jnp.concatenate([history, x], axis=1), weight, reach))
+    return _forward(x, weight, history, reach)[0]
 
 
 def _weighted_sum(padded: jax.Array, weight: jax.Array, reach: jax.Array) -> jax.Array:
     width, time = weight.shape[0], reach.shape[1]
+    padded, weight = padded.astype(jnp.float32), weight.astype(jnp.float32)
     total = padded[:, width - 1 :] * weight[None, -1:]
     for back in range(1, width):
         seen = padded[:, width - 1 - back : width - 1 - back + time]
@@ -45,7 +46,7 @@ def _forward(
     x: jax.Array, weight: jax.Array, history: jax.Array, reach: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     padded = jnp.concatenate([history, x], axis=1)
-    return jax.nn.silu(_weighted_sum(padded, weight, reach)), (padded, weight, reach)
+    return jax.nn.silu(_weighted_sum(padded, weight, reach)).astype(x.dtype), (padded, weight, reach)
 
 
 def _backward(saved: tuple[jax.Array, ...], dout: jax.Array) -> tuple[jax.Array | None, ...]:
@@ -56,13 +57,14 @@ def _backward(saved: tuple[jax.Array, ...], dout: jax.Array) -> tuple[jax.Array 
     edge = width - 1
     dsum = jnp.pad(dout * gate * (1 + before * (1 - gate)), ((0, 0), (edge, edge), (0, 0)))
     dsum, seen = lax.optimization_barrier((dsum, jnp.pad(reach, ((0, 0), (edge, edge)), constant_values=-1)))
-    dpadded, dweight = jnp.zeros_like(padded), []
+    dpadded, dweight = jnp.zeros_like(padded, jnp.float32), []
     for back in range(width):
         ahead = slice(back, back + time + edge)  # where the input at each padded place is `back` places old
         used = jnp.where((seen[:, ahead] >= back)[..., None], dsum[:, ahead], 0)
         dpadded += used * weight[None, None, edge - back]
         dweight.append((used * padded).sum((0, 1)))
-    return dpadded[:, edge:], jnp.stack(dweight[::-1]), dpadded[:, :edge], None
+    dpadded, dtype = dpadded.astype(padded.dtype), weight.dtype
+    return dpadded[:, edge:], jnp.stack(dweight[::-1]).astype(dtype), dpadded[:, :edge], None
 
 
 _convolve.defvjp(_forward, _backward)
@@ -72,4 +74,5 @@ def causal_convolution_naive(
     x_BTC: jax.Array, weight_WC: jax.Array, history_BZC: jax.Array, reach_BT: jax.Array
 ) -> jax.Array:
     """The same, plainly: the oracle of `causal_convolution` and of its gradient."""
-    return jax.nn.silu(_weighted_sum(jnp.concatenate([history_BZC, x_BTC], axis=1), weight_WC, reach_BT))
+    padded = jnp.concatenate([history_BZC, x_BTC], axis=1)
+    return jax.nn.silu(_weighted_sum(padded, weight_WC, reach_BT)).astype(x_BTC.dtype)

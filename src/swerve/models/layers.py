@@ -339,7 +339,7 @@ def moe(
     shared = project(x, params["shared_gate_up"])
     hidden = checkpoint_name(jax.nn.silu(shared[:, 0]) * shared[:, 1], "shared_hidden")
     shared = project(hidden, params["shared_down"])
-    scale = jax.nn.sigmoid((x * params["shared_scale"].astype(x.dtype)[None]).sum(-1, keepdims=True))
+    scale = jax.nn.sigmoid((x * _trailing(params["shared_scale"], x.ndim)).sum(-1, keepdims=True)).astype(x.dtype)
     return routed._replace(out=(routed.out + scale * shared).reshape(x_BTM.shape))
 
 

@@ -23,3 +23,13 @@ def test_values_and_gradients_equal_the_naive_form() -> None:
 
     found, expected = outcome(kernels.causal_convolution), outcome(kernels.causal_convolution_naive)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
+
+
+def test_bfloat16_is_rounded_once() -> None:
+    rng = np.random.default_rng(1)
+    x, weight, history = (jnp.asarray(rng.standard_normal(s), jnp.bfloat16) for s in ((2, 9, 64), (4, 64), (2, 3, 64)))
+    reach = jnp.full((2, 9), 4, jnp.int32)
+    wide = tuple(a.astype(jnp.float32) for a in (x, weight, history))
+    exact = kernels.causal_convolution_naive(wide[0], wide[1], wide[2], reach)
+    found = kernels.causal_convolution(x, weight, history, reach)
+    assert (found == exact.astype(jnp.bfloat16)).mean() > 0.999
