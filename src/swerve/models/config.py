@@ -99,6 +99,14 @@ class Qwen35MoeConfig:
         """Whether a layer (0-based) has softmax attention rather than a DeltaNet."""
         return (layer + 1) % self.full_attention_interval == 0
 
+    @property
+    def layer_types(self) -> list[str]:
+        """Hugging Face's name of each layer's kind."""
+        return [
+            "full_attention" if self.is_attention_layer(i) else "linear_attention"
+            for i in range(self.num_hidden_layers)
+        ]
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], source: str = "config.json") -> Qwen35MoeConfig:
         """Read a Hugging Face configuration.
@@ -125,13 +133,14 @@ class Qwen35MoeConfig:
             raise SwerveError(f"{source}: hidden_act {text['hidden_act']!r} is not supported; only 'silu' is")
         if text.get("attention_bias"):
             raise SwerveError(f"{source}: attention_bias is not supported")
+        kinds = text.get("layer_types") or ()
+        if "full_attention" in kinds:  # `transformers` writes the kinds alone
+            text.setdefault("full_attention_interval", kinds.index("full_attention") + 1)
         required = [f.name for f in fields(cls) if f.default is f.default_factory]
         if missing := [name for name in required if name not in text]:
             raise SwerveError(f"{source}: missing {', '.join(missing)}")
         made = cls(**{f.name: text[f.name] for f in fields(cls) if f.name in text})
-        kinds = ["full_attention" if made.is_attention_layer(i) else "linear_attention"
-                 for i in range(made.num_hidden_layers)]  # fmt: skip
-        if text.get("layer_types", kinds) != kinds:
+        if kinds and list(kinds) != made.layer_types:
             raise SwerveError(
                 f"{source}: layer_types must repeat full_attention_interval - 1 linear layers and a full one"
             )
@@ -156,10 +165,7 @@ class Qwen35MoeConfig:
                 "mrope_section": sections,
                 "mrope_interleaved": True,
             },
-            "layer_types": [
-                "full_attention" if self.is_attention_layer(i) else "linear_attention"
-                for i in range(self.num_hidden_layers)
-            ],
+            "layer_types": self.layer_types,
         }
 
 
