@@ -8,6 +8,9 @@ TPU_VENV := .venv-tpu
 TPU_INSTALLED := $(TPU_VENV)/.installed
 THREADS := $(shell nproc 2>/dev/null || echo 2)
 WORKERS ?= $(shell n=$(THREADS); [ $$n -gt 2 ] && n=2; echo $$n)
+# What `make parity` runs the other implementation with: an environment of its own, or one that is there already.
+PARITY_VENV := .venv-parity
+PARITY_PYTHON ?= $(PARITY_VENV)/bin/python
 # Extra words for the tools, for example `make test ARGS="tests/unit/config -x"` or `make demo ARGS="--run.seed 1"`.
 ARGS ?=
 
@@ -67,8 +70,14 @@ format: $(INSTALLED)  ## Rewrite the code in its one style
 bench: $(INSTALLED)  ## Tabulate what the demo learns, over seeds
 	$(BIN)/python benchmarks/demo_seeds.py $(ARGS)
 
-parity: $(INSTALLED)  ## Compare the model with its oracles
-	$(BIN)/python -m pytest tests/parity $(ARGS)
+$(PARITY_VENV)/.installed: tests/parity/requirements.txt | $(VENV)/bin/python
+	$(BIN)/python -m venv $(PARITY_VENV)
+	$(PARITY_VENV)/bin/python -m pip install --quiet -r tests/parity/requirements.txt
+	@touch $@
+
+parity: $(INSTALLED) $(if $(filter $(PARITY_VENV)/%,$(PARITY_PYTHON)),$(PARITY_VENV)/.installed)  ## Compare the model with transformers', as a table
+	PYTHONPATH=tests $(PARITY_PYTHON) -m parity.make_goldens
+	PYTHONPATH=src:tests $(BIN)/python -m parity.compare
 
 docs: $(INSTALLED)  ## Build the documentation into site/
 	$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install --quiet -e '.[docs]'
