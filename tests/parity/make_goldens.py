@@ -66,6 +66,7 @@ def main() -> None:
         expected = exact(model, generator) | in_bfloat16(model, generator)
         np.savez_compressed(directory / "expected.npz", **expected)
         save(model.to(torch.bfloat16), case, directory)
+        check_reading(directory, expected)
         print(f"wrote {name}")
 
 
@@ -177,7 +178,7 @@ def kept_logits(logits: np.ndarray) -> np.ndarray:
 
 
 def save(model: Model, case: Case, directory: Path) -> None:
-    """Write the model's files in the layout of the case, and see that `transformers` reads them so."""
+    """Write the model's files in the layout of the case."""
     model.save_pretrained(directory)  # experts one by one
     (directory / "generation_config.json").unlink(missing_ok=True)
     if case.fused:
@@ -193,6 +194,16 @@ def save(model: Model, case: Case, directory: Path) -> None:
         text = json.loads(file.read_text())
         outer = {"model_type": "qwen3_5_moe", "tie_word_embeddings": text.pop("tie_word_embeddings")}
         file.write_text(json.dumps({**outer, "text_config": text}, indent=2) + "\n")
+
+
+def check_reading(directory: Path, expected: dict[str, Any]) -> None:
+    """See that `transformers` reads the files, in whichever layout, as the model they were written from."""
+    model = transformers.Qwen3_5MoeForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    )
+    with torch.no_grad():
+        found = model(torch.tensor(expected["tokens"]).long()).logits.numpy()
+    np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=1e-5 * np.abs(expected["logits"]).max())
 
 
 if __name__ == "__main__":

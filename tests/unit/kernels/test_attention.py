@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from swerve import kernels
 
@@ -42,6 +44,33 @@ def test_blocks_equal_the_naive_form_in_values_and_gradients(block: int) -> None
     arrays, segments = inputs()
     found, expected = outcome(block, arrays, segments), outcome(0, arrays, segments)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=3e-5), found, expected)
+
+
+ids = st.lists(st.integers(1, 12), min_size=12, max_size=12).map(
+    lambda lengths: np.repeat([1, 2, 0, 3, 0, 4, 5, 6, 7, 8, 9, 10], lengths)
+)
+
+
+@given(rows=st.tuples(ids, ids), block=st.sampled_from([8, 16]))
+@settings(max_examples=20, derandomize=True)
+def test_segments_may_start_anywhere_in_a_block(rows: tuple[np.ndarray, np.ndarray], block: int) -> None:
+    arrays, _ = inputs()
+    segments = jnp.asarray([np.pad(row, (0, TIME))[:TIME] for row in rows], jnp.int32)
+    found, expected = outcome(block, arrays, segments), outcome(0, arrays, segments)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-4), found, expected)
+
+
+@given(at=st.integers(0, TIME - 1))
+@settings(max_examples=20)
+def test_a_token_changes_no_bit_of_other_segments_and_earlier_places(at: int) -> None:
+    arrays, segments = inputs()
+    before = outcome(8, arrays, segments)[0][1]
+    after = outcome(8, jax.tree.map(lambda x: x.at[0, at].add(1), arrays), segments)[0][1]
+    differs = np.flatnonzero(np.asarray(before != after)[0].any((-2, -1)))
+    own = np.flatnonzero(np.asarray(segments)[0] == int(segments[0, at]))
+    assert at in differs
+    assert set(differs) <= set(own[own >= at])
+    assert np.array_equal(before[1], after[1])
 
 
 def test_cached_queries_equal_the_last_of_a_packed_row() -> None:

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from swerve import kernels
 
@@ -51,6 +53,15 @@ def test_chunks_equal_the_recurrence_in_values_and_gradients(chunk: int) -> None
     arrays, starts, state = inputs()
     found, expected = outcome(chunk, arrays, starts, state), outcome(0, arrays, starts, state)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5), found, expected)
+
+
+@given(where=st.lists(st.integers(0, TIME - 1), max_size=12), chunk=st.sampled_from([7, 16]))
+@settings(max_examples=20, derandomize=True)
+def test_segments_may_start_anywhere_in_a_chunk(where: list[int], chunk: int) -> None:
+    arrays, starts, state = inputs()
+    starts = starts.at[0].set(jnp.zeros(TIME, bool).at[np.asarray(where, int)].set(True))
+    found, expected = outcome(chunk, arrays, starts, state), outcome(0, arrays, starts, state)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-4), found, expected)
 
 
 def test_a_token_without_step_and_decay_leaves_the_state_bit_for_bit() -> None:
