@@ -136,6 +136,28 @@ def test_rows_experts_and_stretches_of_rows_over_eight_devices_equal_one_device(
     assert 0 < found[0].kept_share < 1
 
 
+def test_a_device_that_holds_prompts_alone_changes_nothing() -> None:
+    def late(index: int, task: str) -> Trajectory:
+        """Thirty tokens of which the last six were sampled: the first stretch of its row is all prompt."""
+        one = attempt(task, index, 30, routed=True)
+        sampled = np.arange(30) >= 24
+        logprobs = np.where(sampled, -3.5, 0.0).astype(np.float32)
+        versions = np.where(sampled, 0, -1).astype(np.int32)
+        return dataclasses.replace(one, sampled=sampled, behaviour_logprobs=logprobs, weights_versions=versions)
+
+    given = [make_group([late(i, f"t{g}") for i in range(4)]) for g in range(2)]
+    results = []
+    for execution in (on(MeshShape(fsdp=2, context=2, expert=2)), EXECUTION):
+        trainer = make(execution, SEQUENCES)
+        batch = trainer.prepare(given)
+        assert all(
+            not one.loss_mask[:, :16].any() and one.segment_ids[:, :16].all() for one in batch.packed.micro_batches
+        )
+        stats = trainer.step(batch, learning_rate=1e-2)
+        results.append((stats, trainer.state().params, trainer.state().optimizer["mu"]))
+    assert_equal(*results)
+
+
 def test_tensor_ranks_a_ring_and_a_limit_on_experts_equal_one_device() -> None:
     shape = MeshShape(context=2, expert=2, tensor=2)
     remat = models.Remat(keep=("layer_input",), offload=("attention_query", "mixer_output"))
