@@ -8,23 +8,30 @@ Per value head, with state S of shape [P, V] and key k, query q, value v, log-de
 al., "Gated Delta Networks", 2024, section 3.3): with G the running sum of g in the chunk, A strictly lower triangular
 A_ij = beta_i (k_i . k_j) exp(G_i - G_j), and M = (I + A)^-1,
 
-    U = M (beta v);  W = M (beta exp(G) k);  v' = U - W S
-    o = exp(G) q S + tril((q . k) exp(G_i - G_j)) v';  S <- exp(G_C) S + (exp(G_C - G) k)^T v'
+    v' = M beta (v - exp(G) k S)
+    o = exp(G) q S + tril((q . k) exp(G_i - G_j)) v';  S <- exp(G_C) S + k^T (exp(G_C - G) v')
 
 A token that starts a segment forgets the state: every product that would couple two segments is masked, before any exp,
 and sums of g never include another segment's, so values of one segment never touch the rounding of another.
 
-Legend: B rows, T time, N chunks, C chunk, K key heads, H value heads, R = H / K, P key width, V value width.
+Legend: B rows, T time, N chunks, C chunk, K key heads, H value heads, R = H / K, P key width, V value width. `Q` stands
+for 2 C places: a chunk's keys, then its queries.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+_NEUMANN = 16  # largest matrix that is inverted by its series
+
+_Arrays: TypeAlias = tuple[jax.Array, ...]
+_Step: TypeAlias = Callable[[jax.Array, _Arrays], tuple[jax.Array, _Arrays]]
 
 
 def delta_recurrent(
@@ -82,9 +89,18 @@ def delta_step(
 def unit_lower_inverse(a: jax.Array) -> jax.Array:
     """`(I + A)^-1` for strictly lower triangular `A`, `[..., C, C]`.
 
-    The Neumann series of a nilpotent matrix ends: (I - A)(I + A^2)(I + A^4)... needs log2(C) squarings.
+    Large ones by halves: the two inverses on the diagonal give the block below it. Small ones by the Neumann series,
+    which ends for a nilpotent matrix: (I - A)(I + A^2)(I + A^4)... needs log2(C) squarings.
     """
     size = a.shape[-1]
+    if size > _NEUMANN and size % 2 == 0:
+        half = size // 2
+        top, bottom = jnp.split(a, 2, axis=-2)
+        inverses = unit_lower_inverse(jnp.stack([top[..., :half], bottom[..., half:]], axis=-3))
+        first, last = inverses[..., 0, :, :], inverses[..., 1, :, :]
+        below = -last @ (bottom[..., :half] @ first)
+        rows = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1), jnp.concatenate([below, last], axis=-1)
+        return jnp.concatenate(rows, axis=-2)
     power = -a
     inverse = jnp.eye(size, dtype=a.dtype).reshape(*(1,) * (a.ndim - 2), size, size) + power
     for _ in range(max(math.ceil(math.log2(size)) - 1, 0)):
@@ -102,60 +118,79 @@ def delta_chunked(
     starts_BT: jax.Array,
     state_BHPV: jax.Array,
     *,
-    chunk: int = 16,
+    chunk: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
-    """Chunk by chunk; arguments and results as `delta_recurrent`, in float32."""
-    time = q_BTKP.shape[1]
-    chunk = min(chunk, time)
+    """Chunk by chunk; arguments and results as `delta_recurrent`, in float32.
+
+    Args:
+        q_BTKP: As there, like all others.
+        k_BTKP: Keys.
+        v_BTHV: Values.
+        g_BTH: Log-decay.
+        beta_BTH: Step.
+        starts_BT: Starts of segments.
+        state_BHPV: State before the first token.
+        chunk: Tokens of a chunk; 0 takes `balanced_chunk`.
+
+    Returns:
+        Outputs `[B, T, H, V]` and the state after the last token.
+    """
+    rows, time, num_keys, key_width = q_BTKP.shape
+    chunk = min(chunk or balanced_chunk(key_width), time)
     run_BT = jnp.cumsum(starts_BT.astype(jnp.int32), axis=1)
-    arrays = (q_BTKP, k_BTKP, v_BTHV, g_BTH, beta_BTH)
+    arrays = (q_BTKP, k_BTKP, *(x.reshape(rows, time, num_keys, -1, *x.shape[3:]) for x in (v_BTHV, g_BTH, beta_BTH)))
     if pad := -time % chunk:
         arrays = tuple(jnp.pad(x, ((0, 0), (0, pad), *((0, 0),) * (x.ndim - 2))) for x in arrays)
         run_BT = jnp.pad(run_BT, ((0, 0), (0, pad)), mode="edge")
-    q, k, v, g, beta = (_to_chunks(x, chunk) for x in arrays)
-    q, k, v = lax.optimization_barrier((q, k, v))
-    run_NBC = jnp.moveaxis(run_BT.reshape(run_BT.shape[0], -1, chunk), 1, 0)
-    out_NBHCV, state = _chunks(q, k, v, beta, *_decays(g, run_NBC), state_BHPV)
-    out_BNCHV = jnp.transpose(out_NBHCV, (1, 0, 3, 2, 4))
-    return out_BNCHV.reshape(out_BNCHV.shape[0], time + pad, *out_BNCHV.shape[3:])[:, :time], state
+    q, k, v, g, beta = (_to_chunks(x, chunk, heads) for x, heads in zip(arrays, (1, 1, 2, 2, 2), strict=True))
+    kq, v = lax.optimization_barrier((jnp.concatenate([k, q], axis=-2), v))
+    run_NBC = jnp.moveaxis(run_BT.reshape(rows, -1, chunk), 1, 0)
+    state_BKPRV = jnp.swapaxes(state_BHPV.reshape(rows, num_keys, -1, *state_BHPV.shape[2:]), 2, 3)
+    out_NBKRCV, state_BKPRV = _chunks(kq, v, beta, *_decays(g, run_NBC), state_BKPRV)
+    out = jnp.transpose(out_NBKRCV, (1, 0, 4, 2, 3, 5)).reshape(rows, time + pad, *v_BTHV.shape[2:])
+    return out[:, :time], jnp.swapaxes(state_BKPRV, 2, 3).reshape(state_BHPV.shape)
 
 
-def _to_chunks(x: jax.Array, chunk: int) -> jax.Array:
-    """`[B, T, heads, ...]` to `[N, B, heads, C, ...]`."""
+def balanced_chunk(key_width: int) -> int:
+    """Tokens of a chunk such that products inside chunks cost no more than those with the state: half a key's width."""
+    return max(16, key_width // 2)
+
+
+def _to_chunks(x: jax.Array, chunk: int, heads: int) -> jax.Array:
+    """`[B, T, *heads, ...]` to `[N, B, *heads, C, ...]`, where `heads` says how many dimensions of heads there are."""
     cut = x.reshape(x.shape[0], -1, chunk, *x.shape[2:])
-    return jnp.transpose(cut, (1, 0, 3, 2, *range(4, cut.ndim)))
+    return jnp.transpose(cut, (1, 0, *range(3, 3 + heads), 2, *range(3 + heads, cut.ndim)))
 
 
-def _decays(g_NBHC: jax.Array, run_NBC: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def _decays(g_NBKRC: jax.Array, run_NBC: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """How much of one position is left at another, 0 across segments.
 
     Args:
-        g_NBHC: Log-decays.
+        g_NBKRC: Log-decays.
         run_NBC: Number of the segment of each position; 0 is the one the first state belongs to.
 
     Returns:
-        `[N, B, H, C, C]` between positions of a chunk; `[N, B, H, C]` from the carried state to each position;
-        `[N, B, H, C]` from each position to the end of the chunk; `[N, B, H]` of the carried state at the end.
+        `[N, B, K, R, C, C]` between positions of a chunk; `[N, B, K, R, C]` from the carried state to each position;
+        `[N, B, K, R, C]` from each position to the end of the chunk; `[N, B, K, R]` of the carried state at the end.
     """
-    chunk = g_NBHC.shape[-1]
+    chunk = g_NBKRC.shape[-1]
     last_NB = run_NBC[..., -1]
     carried_NB = jnp.pad(last_NB[:-1], ((1, 0), (0, 0)))
     lower = jnp.tril(jnp.ones((1, 1, chunk, chunk), bool))
-    seen = ((run_NBC[..., :, None] == run_NBC[..., None, :]) & lower)[:, :, None]
-    total = jnp.where(seen, g_NBHC[..., None, :], 0).sum(-1)  # since the segment's first position in the chunk
+    seen = ((run_NBC[..., :, None] == run_NBC[..., None, :]) & lower)[:, :, None, None]
+    total = jnp.where(seen, g_NBKRC[..., None, :], 0).sum(-1)  # since the segment's first position in the chunk
     between = jnp.exp(jnp.where(seen, total[..., :, None] - total[..., None, :], -jnp.inf))
-    carried = (run_NBC == carried_NB[..., None])[:, :, None]
+    carried = (run_NBC == carried_NB[..., None])[:, :, None, None]
     from_state = jnp.where(carried, jnp.exp(total), 0)
-    ends = (run_NBC == last_NB[..., None])[:, :, None]
+    ends = (run_NBC == last_NB[..., None])[:, :, None, None]
     to_state = jnp.exp(jnp.where(ends, total[..., -1:] - total, -jnp.inf))
     return between, from_state, to_state, from_state[..., -1]
 
 
 class _Saved(NamedTuple):
-    """What the backward pass of `_chunks` starts from; shapes as there, `states` are those before each chunk."""
+    """What the backward pass of `_chunks` starts from; names as there."""
 
-    q: jax.Array
-    k: jax.Array
+    kq: jax.Array
     v: jax.Array
     beta: jax.Array
     between: jax.Array
@@ -163,36 +198,37 @@ class _Saved(NamedTuple):
     to_state: jax.Array
     keep: jax.Array
     inverse: jax.Array
-    w: jax.Array
     fresh: jax.Array
     states: jax.Array
 
 
 @jax.custom_vjp
 def _chunks(
-    q_NBKCP: jax.Array,
-    k_NBKCP: jax.Array,
-    v_NBHCV: jax.Array,
-    beta_NBHC: jax.Array,
-    between_NBHCC: jax.Array,
-    from_state_NBHC: jax.Array,
-    to_state_NBHC: jax.Array,
-    keep_NBH: jax.Array,
-    state_BHPV: jax.Array,
+    kq_NBKQP: jax.Array,
+    v_NBKRCV: jax.Array,
+    beta_NBKRC: jax.Array,
+    between_NBKRCC: jax.Array,
+    from_state_NBKRC: jax.Array,
+    to_state_NBKRC: jax.Array,
+    keep_NBKR: jax.Array,
+    state_BKPRV: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Outputs `[N, B, H, C, V]` and the state after the last chunk.
+    """Outputs `[N, B, K, R, C, V]` and the state after the last chunk.
 
     Differentiated by hand: what can be formed for all chunks at once is, and only the products that need the running
-    state stay in the loop, forward and backward.
+    state stay in the loop, forward and backward. The state lies such that one product serves all value heads of a key.
     """
-    return _chunks_forward(
-        q_NBKCP, k_NBKCP, v_NBHCV, beta_NBHC, between_NBHCC, from_state_NBHC, to_state_NBHC, keep_NBH, state_BHPV
-    )[0]
+    arrays = (kq_NBKQP, v_NBKRCV, beta_NBKRC, between_NBKRCC, from_state_NBKRC, to_state_NBKRC, keep_NBKR)
+    return _forward(*arrays, state_BKPRV, saves=False)[0]
 
 
-def _chunks_forward(
-    q: jax.Array,
-    k: jax.Array,
+def _chunks_forward(*arrays: Any) -> tuple[tuple[jax.Array, jax.Array], _Saved]:
+    outputs, (inverse, fresh, states) = _forward(*arrays, saves=True)
+    return outputs, _Saved(*arrays[:-1], inverse=inverse, fresh=fresh, states=states)
+
+
+def _forward(
+    kq: jax.Array,
     v: jax.Array,
     beta: jax.Array,
     between: jax.Array,
@@ -200,68 +236,99 @@ def _chunks_forward(
     to_state: jax.Array,
     keep: jax.Array,
     state: jax.Array,
-) -> tuple[tuple[jax.Array, jax.Array], _Saved]:
-    heads = v.shape[2]
-    kk, qk = _by_head(k @ _t(k), heads), _by_head(q @ _t(k), heads)
+    *,
+    saves: bool,
+) -> tuple[tuple[jax.Array, jax.Array], _Arrays]:
+    """Outputs and last state; and, if it saves anything, what `_Saved` holds beyond the arguments."""
+    chunk = v.shape[-2]
+    kk, qk = _products(kq)
     inverse = unit_lower_inverse(_strictly_lower(kk * between * beta[..., None]))
-    q_H, k_H = _by_head(q, heads), _by_head(k, heads)
-    u = (inverse * beta[..., None, :]) @ v
-    w = (inverse * (beta * from_state)[..., None, :]) @ k_H
-    parts = (u, w, qk * between, q_H * from_state[..., None], k_H * to_state[..., None], keep)
 
     def step(state: jax.Array, parts: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        u, w, inner, queries, keys, keep = parts
-        fresh = u - w @ state
-        out = queries @ state + inner @ fresh
-        return state * keep[..., None, None] + _t(keys) @ fresh, (out, fresh, state)
+        kq, v, inverse, beta, from_state, to_state, keep = parts
+        read = jnp.einsum("bkqp,bkprv->bkqrv", kq, state)
+        fresh = inverse @ (beta[..., None] * (v - from_state[..., None] * _by_head(read[:, :, :chunk])))
+        added = jnp.einsum("bkcp,bkrcv->bkprv", kq[:, :, :chunk], to_state[..., None] * fresh)
+        results = (_by_head(read[:, :, chunk:]), fresh, *([state] if saves else []))
+        return state * keep[:, :, None, :, None] + added, results
 
-    state, (out, fresh, states) = lax.scan(step, state, parts)
-    return (out, state), _Saved(q, k, v, beta, between, from_state, to_state, keep, inverse, w, fresh, states)
+    parts = (kq, v, inverse, beta, from_state, to_state, keep)
+    state, (read_q, fresh, *states) = _scan(step, state, parts, kq[0, 0, 0, 0, 0])
+    out = from_state[..., None] * read_q + (qk * between) @ fresh
+    return (out, state), (inverse, fresh, *states)
 
 
 def _chunks_backward(saved: _Saved, cotangents: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+    kq, v, beta, between, from_state, to_state, keep, inverse, fresh, states = saved
     dout, dstate = cotangents
-    heads = saved.v.shape[2]
-    kk, qk = _by_head(saved.k @ _t(saved.k), heads), _by_head(saved.q @ _t(saved.k), heads)
-    q_H, k_H = _by_head(saved.q, heads), _by_head(saved.k, heads)
-    from_state, to_state, beta = saved.from_state, saved.to_state, saved.beta
-    parts = (dout, saved.w, qk * saved.between, q_H * from_state[..., None], k_H * to_state[..., None], saved.keep)
+    dout = lax.optimization_barrier(dout)
+    chunk = v.shape[-2]
+    k = kq[..., :chunk, :]
+    kk, qk = _products(kq)
+    dfresh_out, dread_q = _t(qk * between) @ dout, _by_head(from_state[..., None] * dout)
 
-    def step(dstate: jax.Array, parts: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        dout, w, inner, queries, keys, keep = parts
-        dfresh = _t(inner) @ dout + keys @ dstate
-        before = dstate * keep[..., None, None] + _t(queries) @ dout - _t(w) @ dfresh
-        return before, (dfresh, dstate)
+    def step(dstate: jax.Array, parts: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        kq, dfresh, dread_q, inverse, beta, from_state, to_state, keep = parts
+        dadded = _by_head(jnp.einsum("bkcp,bkprv->bkcrv", kq[:, :, :chunk], dstate))
+        solved = _t(inverse) @ (dfresh + to_state[..., None] * dadded)
+        dread_k = _by_head(-(from_state * beta)[..., None] * solved)
+        dread = jnp.concatenate([dread_k, dread_q], axis=2)
+        before = dstate * keep[:, :, None, :, None] + jnp.einsum("bkqp,bkqrv->bkprv", kq, dread)
+        return before, (solved, dread, dadded, dstate)
 
-    dfirst, (dfresh, dstates) = lax.scan(step, dstate, parts, reverse=True)
-    states_T, fresh_T = _t(saved.states), _t(saved.fresh)
-    dqueries, dw = dout @ states_T, -(dfresh @ states_T)
-    dkeys, dinner = saved.fresh @ _t(dstates), dout @ fresh_T
-    dkeep = (saved.states * dstates).sum((-2, -1))
+    parts = (kq, dfresh_out, dread_q, inverse, beta, from_state, to_state, keep)
+    dfirst, (solved, dread, dadded, dstates) = _scan(step, dstate, parts, dout[0, 0, 0, 0, 0, 0], reverse=True)
+    read = _by_head(jnp.einsum("nbkqp,nbkprv->nbkqrv", kq, states))
+    read_k, read_q = read[..., :chunk, :], read[..., chunk:, :]
+    dv = beta[..., None] * solved
+    dfrom_state = (dout * read_q - dv * read_k).sum(-1)
+    dto_state = (dadded * fresh).sum(-1)
+    dkeep = (states * dstates).sum((-3, -1))
+    dkq = jnp.einsum("nbkqrv,nbkprv->nbkqp", dread, states)
+    dk = jnp.einsum("nbkrcv,nbkprv->nbkcp", to_state[..., None] * fresh, dstates)
 
-    # u = (M beta) v and w = (M beta from_state) k
-    scaled = saved.inverse * beta[..., None, :]
-    from_w = dw @ _t(k_H)
-    dscaled = dfresh @ _t(saved.v) + from_w * from_state[..., None, :]
-    dv = _t(scaled) @ dfresh
-    dk_w = _t(scaled * from_state[..., None, :]) @ dw
-    inverse_T = _t(saved.inverse)
-    da = _strictly_lower(-(inverse_T @ (dscaled * beta[..., None, :]) @ inverse_T))
-    weighted = da * kk
-    dbeta = (dscaled * saved.inverse).sum(-2) + (weighted * saved.between).sum(-1)
+    # fresh = M beta r, so the gradient of A = M^-1 - I is -(M^T dfresh) fresh^T
+    dA, dinner = -_strictly_lower(solved @ _t(fresh)), dout @ _t(fresh)
+    weighted = dA * kk
+    dbeta = (solved * (v - from_state[..., None] * read_k)).sum(-1) + (weighted * between).sum(-1)
     dbetween = weighted * beta[..., None] + dinner * qk
-    dfrom_state = (dqueries * q_H).sum(-1) + (from_w * scaled).sum(-2)
-    dto_state = (dkeys * k_H).sum(-1)
-
-    num_keys = saved.k.shape[2]
-    dqk = _by_key(dinner * saved.between, num_keys)
-    dkk = _by_key(da * saved.between * beta[..., None], num_keys)
-    dq = _by_key(dqueries * from_state[..., None], num_keys) + dqk @ saved.k
-    dk = _by_key(dkeys * to_state[..., None] + dk_w, num_keys) + _t(dqk) @ saved.q + (dkk + _t(dkk)) @ saved.k
-    return dq, dk, dv, dbeta, dbetween, dfrom_state, dto_state, dkeep, dfirst
+    dboth = jnp.concatenate([(dA * between * beta[..., None]).sum(3), (dinner * between).sum(3)], axis=-2)
+    dkq, dk = dkq + dboth @ k, dk + _t(dboth) @ kq
+    dkq = dkq.at[..., :chunk, :].add(dk)
+    return dkq, dv, dbeta, dbetween, dfrom_state, dto_state, dkeep, dfirst
 
 
 _chunks.defvjp(_chunks_forward, _chunks_backward)
+
+
+def _scan(step: _Step, carry: jax.Array, parts: _Arrays, fill: jax.Array, reverse: bool = False) -> tuple[Any, Any]:
+    """`lax.scan`, whose results begin filled with a number that differs from loop to loop.
+
+    They are all overwritten. But XLA makes one array of what begins alike, and a copy of it for every loop.
+    """
+    num = parts[0].shape[0]
+    results = jax.eval_shape(lambda *a: step(*a)[1], carry, tuple(x[0] for x in parts))
+    filled = tuple(jnp.full((num, *r.shape), fill + i, r.dtype) for i, r in enumerate(results))
+
+    def body(i: jax.Array, running: tuple[jax.Array, _Arrays]) -> tuple[jax.Array, _Arrays]:
+        carry, stacked = running
+        i = num - 1 - i if reverse else i
+        carry, new = step(carry, tuple(lax.dynamic_index_in_dim(x, i, keepdims=False) for x in parts))
+        return carry, tuple(lax.dynamic_update_index_in_dim(x, n, i, 0) for x, n in zip(stacked, new, strict=True))
+
+    return lax.fori_loop(0, num, body, (carry, filled))
+
+
+def _products(kq_NBKQP: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys and queries of a chunk times its keys, `[N, B, K, 1, C, C]` each."""
+    chunk = kq_NBKQP.shape[-2] // 2
+    both = kq_NBKQP @ _t(kq_NBKQP[..., :chunk, :])
+    return both[:, :, :, None, :chunk], both[:, :, :, None, chunk:]
+
+
+def _by_head(x: jax.Array) -> jax.Array:
+    """`[..., C, R, V]` to `[..., R, C, V]`, and back."""
+    return jnp.swapaxes(x, -3, -2)
 
 
 def _t(x: jax.Array) -> jax.Array:
@@ -271,14 +338,3 @@ def _t(x: jax.Array) -> jax.Array:
 def _strictly_lower(x: jax.Array) -> jax.Array:
     size = x.shape[-1]
     return jnp.where(jnp.tril(jnp.ones((size, size), bool), -1).reshape(*(1,) * (x.ndim - 2), size, size), x, 0)
-
-
-def _by_head(x_NBK: jax.Array, heads: int) -> jax.Array:
-    """Repeat what belongs to a key head for each of its value heads."""
-    return jnp.repeat(x_NBK, heads // x_NBK.shape[2], axis=2)
-
-
-def _by_key(x_NBH: jax.Array, num_keys: int) -> jax.Array:
-    """Sum what belongs to the value heads of a key head."""
-    rows = x_NBH.reshape(*x_NBH.shape[:2], num_keys, -1, *x_NBH.shape[3:])
-    return rows.sum(3)

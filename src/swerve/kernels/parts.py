@@ -44,7 +44,7 @@ def attend_part(
     k_segments_BS: jax.Array,
     ahead: jax.Array | int,
     *,
-    block: int = 128,
+    block: int = 0,
 ) -> Part:
     """Causal attention within segments to keys of another stretch of the row.
 
@@ -55,13 +55,13 @@ def attend_part(
         q_segments_BT: int32, segments of the queries.
         k_segments_BS: int32, segments of the keys, numbered alike.
         ahead: int32 scalar, places from the first key to the first query; a query sees keys up to its own place.
-        block: Queries of one block.
+        block: Queries of one block; 0 takes 128.
 
     Returns:
         The part.
     """
     rows, time, heads, width = q_BTHD.shape
-    num_keys, block = k_BSKD.shape[2], min(block, time)
+    num_keys, block = k_BSKD.shape[2], min(block or 128, time)
     pad = -time % block
     q = jnp.pad(q_BTHD, ((0, 0), (0, pad), (0, 0), (0, 0))).reshape(rows, -1, block, num_keys, heads // num_keys, width)
     q_NBKRCD = jnp.transpose(q, (1, 0, 3, 4, 2, 5))

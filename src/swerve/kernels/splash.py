@@ -28,7 +28,7 @@ def splash_attention(
     k_segments_BS: jax.Array,
     *,
     stretch: jax.Array | int = 0,
-    block: int = 512,
+    block: int = 0,
     interpret: bool = False,
 ) -> jax.Array:
     """Causal attention within segments of one stretch of each row to the whole row.
@@ -40,7 +40,7 @@ def splash_attention(
         q_segments_BT: int32, segments of the queries.
         k_segments_BS: int32, segments of the keys.
         stretch: int32 scalar, which of the `S / T` stretches.
-        block: Queries and keys of one block; divides T.
+        block: Queries and keys of one block; divides T; 0 takes 512.
         interpret: Run the kernel as plain JAX, for tests where there is no TPU.
 
     Returns:
@@ -49,7 +49,9 @@ def splash_attention(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
     time, places = q_BTHD.shape[1], k_BSKD.shape[1]
-    kernel = _of_stretch(_kernel(places, q_BTHD.shape[2], places // time, min(block, time), interpret), stretch, time)
+    kernel = _of_stretch(
+        _kernel(places, q_BTHD.shape[2], places // time, min(block or 512, time), interpret), stretch, time
+    )
 
     def row(q: jax.Array, k: jax.Array, v: jax.Array, q_segments: jax.Array, k_segments: jax.Array) -> jax.Array:
         heads_first = (jnp.swapaxes(x, 0, 1) for x in (q, k, v))

@@ -54,10 +54,10 @@ class Execution:
 
     Attributes:
         attention: `blocked`, `splash` for TPUs, or the `naive` oracle.
-        attention_block: Queries of one block.
+        attention_block: Queries of one block; 0 chooses by the row's length.
         context_attention: Where a row is split: `gather` all keys and values, or pass them round a `ring`.
         delta: `chunked`, or the `recurrent` oracle.
-        delta_chunk: Tokens of one chunk of the DeltaNet.
+        delta_chunk: Tokens of one chunk of the DeltaNet; 0 chooses by the width of its keys.
         delta_precision: Of the products that compose states across the devices of a row.
         experts: `sorted` blocks, `grouped` products for TPUs, or the `dense` oracle.
         expert_block: Places of one block of sorted tokens at most.
@@ -71,10 +71,10 @@ class Execution:
     """
 
     attention: Literal["blocked", "splash", "naive"] = "blocked"
-    attention_block: int = 128
+    attention_block: int = 0
     context_attention: Literal["gather", "ring"] = "gather"
     delta: Literal["chunked", "recurrent"] = "chunked"
-    delta_chunk: int = 16
+    delta_chunk: int = 0
     delta_precision: Literal["default", "high", "highest"] = "highest"
     experts: Literal["sorted", "grouped", "dense"] = "sorted"
     expert_block: int = 128

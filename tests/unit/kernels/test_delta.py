@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swerve import kernels
+from swerve.kernels.delta import balanced_chunk, unit_lower_inverse
 
 ROWS, TIME, KEYS, HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 45, 2, 4, 8, 6
 
@@ -48,7 +49,7 @@ def outcome(chunk: int, arrays: Inputs, starts: jax.Array, state: jax.Array) -> 
     return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(arrays, state)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 16, 64])
+@pytest.mark.parametrize("chunk", [1, 7, 16, 32, 64])
 def test_chunks_equal_the_recurrence_in_values_and_gradients(chunk: int) -> None:
     arrays, starts, state = inputs()
     found, expected = outcome(chunk, arrays, starts, state), outcome(0, arrays, starts, state)
@@ -70,15 +71,32 @@ def test_a_token_without_step_and_decay_leaves_the_state_bit_for_bit() -> None:
     assert np.array_equal(after, state)
 
 
-def test_other_segments_do_not_touch_even_the_rounding() -> None:
+@pytest.mark.parametrize("chunk", [4, 16, 32])
+def test_other_segments_do_not_touch_even_the_rounding(chunk: int) -> None:
     (q, k, v, g, beta), starts, state = inputs()
-    out, _ = kernels.delta_chunked(q, k, v, g, beta, starts, state)
+    out, _ = kernels.delta_chunked(q, k, v, g, beta, starts, state, chunk=chunk)
     changed, _ = kernels.delta_chunked(
-        q, k.at[0, 8].mul(-3), v.at[0, 8].add(1), g.at[0, 8].add(-1), beta, starts, state
+        q, k.at[0, 8].mul(-3), v.at[0, 8].add(1), g.at[0, 8].add(-1), beta, starts, state, chunk=chunk
     )
     differs = np.flatnonzero(np.asarray(out != changed)[0].any((-2, -1)))
     assert differs.min() >= 8
     assert differs.max() <= 15
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 64, 96])
+def test_the_inverse_of_a_unit_triangle_is_one(size: int) -> None:
+    a = np.tril(np.random.default_rng(0).standard_normal((3, size, size)) * 0.2, -1)
+    inverse = unit_lower_inverse(jnp.asarray(a, jnp.float32))
+    np.testing.assert_allclose(inverse, np.linalg.inv(np.eye(size) + a), rtol=1e-4, atol=1e-4)
+    assert not np.triu(np.asarray(inverse), 1).any()
+
+
+def test_chunks_by_default_fit_the_keys() -> None:
+    (q, k, v, g, beta), starts, state = inputs()
+    found = kernels.delta_chunked(q, k, v, g, beta, starts, state)
+    expected = kernels.delta_chunked(q, k, v, g, beta, starts, state, chunk=balanced_chunk(KEY_WIDTH))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert [balanced_chunk(width) for width in (8, 32, 64, 128)] == [16, 16, 32, 64]
 
 
 def test_one_step_equals_the_recurrence() -> None:
