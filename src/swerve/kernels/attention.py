@@ -15,6 +15,13 @@ import jax.numpy as jnp
 from jax import lax
 
 _MASKED = -1e30  # finite: a row without any key must not become NaN
+_FEW = 32  # queries that meet a whole cache at once
+_PLACES = 256  # places of a cache that a block of more queries meets at a time
+
+
+def query_block(time: int) -> int:
+    """Queries of one block: few enough that their scores stay in a CPU's cache, and at most 32 blocks in a program."""
+    return max(128, -(-time // 32))
 
 
 def packed_attention_naive(
@@ -40,14 +47,14 @@ def packed_attention_naive(
 
 
 def packed_attention(
-    q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, segment_ids_BT: jax.Array, *, block: int = 128
+    q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, segment_ids_BT: jax.Array, *, block: int = 0
 ) -> jax.Array:
-    """The same as `packed_attention_naive`, by blocks of `block` queries."""
+    """The same as `packed_attention_naive`, by blocks of `block` queries; 0 takes `query_block`."""
     rows, time, heads, width = q_BTHD.shape
     num_keys = k_BTKD.shape[2]
     q = jnp.moveaxis(q_BTHD.reshape(rows, time, num_keys, heads // num_keys, width), 1, 3)  # [B, K, R, T, D]
     k, v = jnp.moveaxis(k_BTKD, 1, 2), jnp.moveaxis(v_BTKD, 1, 2)  # [B, K, T, D]
-    out = _blocked(q, k, v, segment_ids_BT, block)
+    out = _blocked(q, k, v, segment_ids_BT, block or query_block(time))
     return jnp.moveaxis(out, 3, 1).reshape(q_BTHD.shape)
 
 
@@ -144,12 +151,51 @@ def cached_attention(q_BTHD: jax.Array, k_BKDS: jax.Array, v_BKSD: jax.Array, le
         `[B, T, H, D]`.
     """
     rows, time, heads, width = q_BTHD.shape
-    num_keys, places = v_BKSD.shape[1:3]
-    q = jnp.transpose(q_BTHD.reshape(rows, time, num_keys, -1, width), (0, 2, 3, 1, 4))  # [B, K, R, T, D]
+    q = jnp.transpose(q_BTHD.reshape(rows, time, v_BKSD.shape[1], -1, width), (0, 2, 3, 1, 4))  # [B, K, R, T, D]
+    last_BT = lengths_B[:, None] + jnp.arange(time)[None]
+    if time <= _FEW:
+        out = _attend_all(q, k_BKDS, v_BKSD, last_BT)
+    else:
+        block = query_block(time)
+        blocks = [
+            _attend_blocks(q[:, :, :, start:end], k_BKDS, v_BKSD, last_BT[:, start:end])
+            for start, end in _blocks(time, block)
+        ]
+        out = jnp.concatenate(blocks, axis=3)
+    return jnp.transpose(out, (0, 3, 1, 2, 4)).reshape(rows, time, heads, width)
+
+
+def _attend_all(q: jax.Array, k_BKDS: jax.Array, v_BKSD: jax.Array, last_BT: jax.Array) -> jax.Array:
+    """Queries `[B, K, R, T, D]` against all places up to `last`, at once."""
+    rows, num_keys, places, width = v_BKSD.shape
     flat = q.reshape(rows, num_keys, -1, width)
     scores = jnp.matmul(flat, k_BKDS, preferred_element_type=jnp.float32).reshape(*q.shape[:4], places)
-    last = lengths_B[:, None] + jnp.arange(time)[None]
-    seen = jnp.arange(places)[None, None] <= last[..., None]  # [B, T, S]
-    weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, _MASKED), axis=-1)
-    out = (weights.reshape(rows, num_keys, -1, places).astype(v_BKSD.dtype) @ v_BKSD).reshape(q.shape)
-    return jnp.transpose(out, (0, 3, 1, 2, 4)).reshape(rows, time, heads, width)
+    seen = jnp.arange(places)[None, None] <= last_BT[..., None]  # [B, T, S]
+    weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, _MASKED), axis=-1).astype(q.dtype)
+    return (weights.reshape(rows, num_keys, -1, places) @ v_BKSD).reshape(q.shape)
+
+
+def _attend_blocks(q: jax.Array, k_BKDS: jax.Array, v_BKSD: jax.Array, last_BT: jax.Array) -> jax.Array:
+    """The same by blocks of places, as many as the longest row needs; sums are rescaled as the maximum grows."""
+    rows, num_keys, places, width = v_BKSD.shape
+    block = min(_PLACES, places)
+    flat = q.reshape(rows, num_keys, -1, width)
+
+    def attend(i: jax.Array, running: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        out, top, total = running
+        start = jnp.minimum(i * block, places - block)  # the last block may begin inside the one before
+        k = lax.dynamic_slice_in_dim(k_BKDS, start, block, axis=3)
+        v = lax.dynamic_slice_in_dim(v_BKSD, start, block, axis=2)
+        place = (start + jnp.arange(block))[None, None]
+        seen = (place <= last_BT[..., None]) & (place >= i * block)  # [B, T, S]
+        scores = jnp.matmul(flat, k, preferred_element_type=jnp.float32).reshape(*q.shape[:4], block)
+        scores = jnp.where(seen[:, None, None], scores, _MASKED).reshape(*flat.shape[:3], block)
+        higher = jnp.maximum(top, scores.max(-1, keepdims=True))
+        weights, shrunk = jnp.exp(scores - higher), jnp.exp(top - higher)
+        added = jnp.matmul(weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        return out * shrunk + added, higher, total * shrunk + weights.sum(-1, keepdims=True)
+
+    none = jnp.full((*flat.shape[:3], 1), _MASKED, jnp.float32)
+    running = (jnp.zeros(flat.shape, jnp.float32), none, jnp.zeros_like(none))
+    out, _, total = lax.fori_loop(0, last_BT.max() // block + 1, attend, running)
+    return (out / total).astype(q.dtype).reshape(q.shape)

@@ -93,3 +93,17 @@ def test_bfloat16_loses_no_more_than_its_own_rounding() -> None:
     for a, b, limit in zip(jax.tree.leaves(found), jax.tree.leaves(exact), limits, strict=True):
         error = np.asarray(a, np.float32) - b
         assert np.sqrt((error**2).mean()) < limit * np.sqrt((np.asarray(b) ** 2).mean())
+
+
+def test_many_cached_queries_meet_only_the_places_that_they_see() -> None:
+    rng = np.random.default_rng(1)
+    time, places = 150, 600  # two blocks of queries, three of places, the last of which overlaps the one before
+    q = jnp.asarray(rng.standard_normal((2, time, HEADS, WIDTH)), jnp.float32)
+    k = jnp.asarray(rng.standard_normal((2, KEYS, WIDTH, places)), jnp.float32)
+    v = jnp.asarray(rng.standard_normal((2, KEYS, places, WIDTH)), jnp.float32)
+    for lengths in ((0, 0), (450, 3)):
+        out = kernels.cached_attention(q, k, v, jnp.asarray(lengths, jnp.int32))
+        for first in range(0, time, 30):  # few at a time meet the whole cache at once
+            few = jnp.asarray(lengths, jnp.int32) + first
+            expected = kernels.cached_attention(q[:, first : first + 30], k, v, few)
+            np.testing.assert_allclose(out[:, first : first + 30], expected, rtol=1e-5, atol=2e-6)
