@@ -372,9 +372,9 @@ class Execution:
         parameter_dtype: Type of the weights; decay rates and router stay float32, and so does Adam's state.
         activation_dtype: Type of the activations; norms, softmaxes, states and log-probabilities are float32.
         attention: `blocked` runs everywhere, `splash` on TPUs.
-        attention_block: Queries computed at once.
+        attention_block: Queries computed at once; 0 chooses by the length of a row.
         context_attention: Where rows are split: `gather` all keys and values, or pass them round a `ring`.
-        delta_chunk: Tokens of a Gated DeltaNet chunk.
+        delta_chunk: Tokens of a Gated DeltaNet chunk; 0 chooses by the width of its keys.
         delta_precision: Of the products that compose states across the devices of a row.
         experts: `sorted` blocks run everywhere, `grouped` products on TPUs.
         expert_block: Tokens of one block of sorted tokens at most.
@@ -388,9 +388,9 @@ class Execution:
     parameter_dtype: Literal["float32", "bfloat16"] = "float32"
     activation_dtype: Literal["float32", "bfloat16"] = "float32"
     attention: Literal["blocked", "splash"] = "blocked"
-    attention_block: Count = 128
+    attention_block: CountOrZero = 0
     context_attention: Literal["gather", "ring"] = "gather"
-    delta_chunk: Count = 16
+    delta_chunk: CountOrZero = 0
     delta_precision: Literal["default", "high", "highest"] = "highest"
     experts: Literal["sorted", "grouped"] = "sorted"
     expert_block: Count = 128
