@@ -57,13 +57,16 @@ def test_the_kernel_bench_measures_each_part_against_a_product(capsys):
 
 _SIDE = """
 import json, sys
-seconds, loss = float(sys.argv[1]), float(sys.argv[2])
+seconds, loss, narrow = map(float, [*sys.argv[1:], "0"][:3])
 for line in sys.stdin:
     asked = json.loads(line)
+    took = narrow if asked.get("precision") == "bfloat16" else seconds
     if asked["call"] == "run":
-        answer = {"seconds": seconds, "core_seconds": 2 * seconds, "peak_bytes": 1 << 20}
-    elif asked.get("precision") == "bfloat16":
+        answer = {"seconds": took, "core_seconds": 2 * took, "peak_bytes": 1 << 20}
+    elif not took:
         answer = {"error": "no such precision"}
+    elif asked["limit_s"] is not None and took > asked["limit_s"]:
+        answer = {"given_up": took}
     else:
         check = {"loss": loss} if asked["measurement"] == "forward_backward" else {"logits": [1.0, -loss]}
         answer = {"preparation": "start", "seconds": 1.0, "settings": "none", "check": check}
@@ -71,13 +74,13 @@ for line in sys.stdin:
 """
 
 
-def _sides(stack: ExitStack, *arguments: tuple[float, float]) -> list[Side]:
+def _sides(stack: ExitStack, *arguments: tuple[float, ...]) -> list[Side]:
     """Processes that keep to the protocol and always take as long and find as much as they are told."""
     commands = [[sys.executable, "-c", _SIDE, *map(str, words)] for words in arguments]
     return [stack.enter_context(start_side(f"side {i}", command, 1)) for i, command in enumerate(commands)]
 
 
-def _compared(*arguments: tuple[float, float], precision: str = "float32") -> dict[str, float]:
+def _compared(*arguments: tuple[float, ...], precision: str = "float32") -> dict[str, float]:
     options = argparse.Namespace(peer="transformers", rows=2, row_length=50, repetitions=3, precision=precision)
     with ExitStack() as stack:
         return {figure.name: figure.value for figure in model._compare(_sides(stack, *arguments), options)}
@@ -100,6 +103,14 @@ def test_a_precision_that_a_side_lacks_is_left_out_of_the_fastest(capsys):
     assert figures["prefill, fastest of each (float32 / float32)"] == pytest.approx(2)
     assert not any("bfloat16" in name for name in figures)
     assert "side 1 cannot prepare: no such precision" in capsys.readouterr().err
+
+
+def test_a_precision_that_is_far_slower_is_given_up_after_one_row():
+    figures = _compared((0.5, 7.0, 2.0), (1.0, 7.0, 0.5), precision="all")
+    assert figures["prefill, bfloat16, side 0: by one row, then given up"] == pytest.approx(50)
+    assert figures["prefill, bfloat16, side 1 (none)"] == pytest.approx(200)
+    assert "prefill, bfloat16: swerve / transformers" not in figures
+    assert figures["prefill, fastest of each (float32 / bfloat16)"] == pytest.approx(1)
 
 
 def test_a_side_that_dies_is_named_with_its_last_words():

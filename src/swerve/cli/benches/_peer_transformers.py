@@ -3,11 +3,13 @@
 Imports nothing of Swerve. Reads one JSON request a line and answers each with one line:
 
     {"call": "open", "directory": ..., "threads": N}             versions, settings
-    {"call": "prepare", "measurement": ..., "precision": ...}    first call; chooses the fastest experts
+    {"call": "prepare", "measurement": ..., "precision": ..., "limit_s": null or S}
+                                                                 first calls; chooses the fastest experts
     {"call": "run", "measurement": ..., "precision": ...}        seconds of one repetition
 
 A measurement is `forward_backward` (loss over all tokens, gradients of all parameters) or `prefill` (cache filled,
-logits of the last token).
+logits of the last token). A precision that cannot keep to `limit_s` by far is given up after one row: some processors
+lack products of bfloat16, and take minutes for what takes them seconds in float32.
 """
 
 from __future__ import annotations
@@ -49,9 +51,11 @@ class _Peer:
             "processors": len(os.sched_getaffinity(0)),
         }
 
-    def prepare(self, measurement: str, precision: str) -> dict[str, Any]:
+    def prepare(self, measurement: str, precision: str, limit_s: float | None) -> dict[str, Any]:
         """Try every implementation of the experts once warm; keep the fastest."""
         began = time.perf_counter()
+        if limit_s is not None and (slow := self.row_seconds(measurement, precision)) > limit_s:
+            return {"given_up": slow}
         seconds: dict[str, float] = {}
         for name in _EXPERTS:
             self.experts[measurement, precision] = name
@@ -69,6 +73,15 @@ class _Peer:
             "settings": f"sdpa attention, {self.experts[measurement, precision]} experts",
             "check": self.check(measurement, precision),
         }
+
+    def row_seconds(self, measurement: str, precision: str) -> float:
+        """What all rows would take, by the first of them, with the experts that float32 chose."""
+        self.experts[measurement, precision] = self.experts[measurement, "float32"]
+        tokens, self.tokens = self.tokens, self.tokens[:1]
+        try:
+            return self.run(measurement, precision)["seconds"] * len(tokens)
+        finally:
+            self.tokens = tokens
 
     def run(self, measurement: str, precision: str) -> dict[str, Any]:
         gc.collect()

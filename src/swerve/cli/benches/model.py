@@ -10,6 +10,7 @@ counts. No ratio is given unless both sides found the same loss, gradient norm a
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import sys
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from swerve.cli.benches._sides import Side
 
 _TARGET = 1.3
+_PATIENCE = 1.5  # a precision that takes so many times the float32 one is not the fastest
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 _MEASUREMENTS = {"forward_backward": "forward+backward", "prefill": "prefill"}
 _PRECISIONS = ("float32", "bfloat16")
@@ -111,8 +113,14 @@ class _Measured(NamedTuple):
     runs: list[dict[str, Any]]
 
     @property
+    def given_up(self) -> bool:
+        """Whether one row took so long that all were not tried."""
+        return "given_up" in self.prepared
+
+    @property
     def seconds(self) -> float:
-        return statistics.median(run["seconds"] for run in self.runs)
+        """The median, or what one row let expect."""
+        return self.prepared["given_up"] if self.given_up else statistics.median(run["seconds"] for run in self.runs)
 
 
 def _compare(sides: list[Side], arguments: argparse.Namespace) -> Iterator[Figure]:
@@ -121,40 +129,57 @@ def _compare(sides: list[Side], arguments: argparse.Namespace) -> Iterator[Figur
     fastest: dict[tuple[str, str], tuple[str, _Measured]] = {}
     for precision in precisions:
         for measurement, title in _MEASUREMENTS.items():
-            measured = _alternate(sides, measurement, precision, arguments.repetitions)
+            limits = {name: _PATIENCE * best.seconds for (m, name), (_, best) in fastest.items() if m == measurement}
+            measured = _alternate(sides, measurement, precision, arguments.repetitions, limits)
             for name, one in measured.items():
                 yield from _figures(f"{title}, {precision}, {name}", one, tokens)
                 best = fastest.get((measurement, name))
                 if best is None or one.seconds < best[1].seconds:
                     fastest[measurement, name] = (precision, one)
-            if len(measured) == 2:
+            if len(sides) == 2 and all(name in measured and not measured[name].given_up for name in _names(sides)):
                 _require_agreement(title, precision, *(one.prepared["check"] for one in measured.values()))
                 yield _ratio(f"{title}, {precision}: swerve / transformers", *measured.values())
     if len(sides) == 2 and len(precisions) > 1:
         for measurement, title in _MEASUREMENTS.items():
-            (ours_in, ours), (theirs_in, theirs) = (fastest[measurement, side.name] for side in sides)
+            (ours_in, ours), (theirs_in, theirs) = (fastest[measurement, name] for name in _names(sides))
             yield _ratio(f"{title}, fastest of each ({ours_in} / {theirs_in})", ours, theirs)
 
 
-def _alternate(sides: list[Side], measurement: str, precision: str, repetitions: int) -> dict[str, _Measured]:
-    """Each side's outcome by its name; a side that does not offer the precision is left out."""
+def _names(sides: list[Side]) -> list[str]:
+    return [side.name for side in sides]
+
+
+def _alternate(
+    sides: list[Side], measurement: str, precision: str, repetitions: int, limits: dict[str, float]
+) -> dict[str, _Measured]:
+    """Each side's outcome by its name; a side that does not offer the precision is left out.
+
+    A side that takes longer than its limit is not measured again: it has been faster in another precision.
+    """
     asked = {"measurement": measurement, "precision": precision}
     measured: dict[str, _Measured] = {}
     for side in sides:
         try:
-            measured[side.name] = _Measured(side.ask("prepare", **asked), [])
+            prepared = side.ask("prepare", **asked, limit_s=limits.get(side.name))
+            measured[side.name] = _Measured(prepared, [])
         except MachineError as error:
             if precision == _PRECISIONS[0]:
                 raise
             print(error, file=sys.stderr, flush=True)
     for _ in range(repetitions):
         for side in sides:
-            if side.name in measured:
-                measured[side.name].runs.append(side.ask("run", **asked))
+            one = measured.get(side.name)
+            if one and not one.given_up and not (one.runs and one.seconds > limits.get(side.name, math.inf)):
+                one.runs.append(side.ask("run", **asked))
     return measured
 
 
 def _figures(name: str, one: _Measured, tokens: int) -> Iterator[Figure]:
+    if one.given_up:
+        spent = round(one.seconds, 3)
+        yield Figure(name=f"{name}: by one row, then given up", value=tokens / one.seconds, unit="tokens/s", count=1,
+                     seconds=spent)  # fmt: skip
+        return
     rates = sorted(tokens / run["seconds"] for run in one.runs)
     count, spent = len(rates), round(sum(run["seconds"] for run in one.runs), 3)
     settings = one.prepared["settings"]
