@@ -83,7 +83,8 @@ def measure(arguments: argparse.Namespace) -> Iterator[Figure]:
     commands: dict[str, list[str | Path]] = {"swerve": [sys.executable, "-m", "swerve.cli.benches._own_model"]}
     if arguments.peer:
         script = Path(__file__).with_name("_peer_transformers.py")
-        commands["transformers"] = [peer_python(arguments.peer_python), script]
+        # -P: beside the script lie modules that have the names of packages
+        commands["transformers"] = [peer_python(arguments.peer_python), "-P", script]
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         _write_inputs(Path(directory), arguments.rows, arguments.row_length)
         sides = [stack.enter_context(start_side(name, command, threads)) for name, command in commands.items()]
