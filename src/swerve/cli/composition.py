@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swerve.config import TINY_POLICY, TrainRecipe, cache_directory
+from swerve.config import TrainRecipe, cache_directory, policy_directory
 from swerve.config.schema import Policy as PolicySection
 from swerve.config.schema import Rollout, Sandbox, Tasks
 from swerve.environments import Environment, Grader, load_split, shipped_file
@@ -60,11 +60,6 @@ class TaskSets:
     train: list[Task]
     validation: list[Task]
     files: tuple[Path, Path]
-
-
-def policy_directory(checkpoint: str) -> Path:
-    """The directory that `policy.checkpoint` names."""
-    return TINY_POLICY if checkpoint == "tiny" else Path(checkpoint)
 
 
 def load_policy(section: PolicySection, seed: int) -> LoadedPolicy:

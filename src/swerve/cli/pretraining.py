@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swerve.cli.composition import copy_tokenizer, load_template, policy_directory
-from swerve.config import PretrainRecipe, cache_directory
+from swerve.cli.composition import copy_tokenizer, load_template
+from swerve.config import PretrainRecipe, cache_directory, policy_directory
 from swerve.environments import shipped_file
 from swerve.environments.demonstrations import Mixture, Noise, Sources, load_sources
 from swerve.models import Qwen35MoeConfig, save_hf

@@ -17,12 +17,12 @@ from swerve.cli.composition import (
     episode_roles,
     load_policy,
     make_engine,
-    policy_directory,
     read_tasks,
     sandbox_backend,
     save_policy,
 )
-from swerve.config import TrainRecipe
+from swerve.config import TrainRecipe, policy_directory
+from swerve.config.schema import Execution
 from swerve.telemetry import (
     Metrics,
     PeakMemory,
@@ -70,6 +70,7 @@ def read_inputs(recipe: TrainRecipe) -> TrainingInputs:
             f"training.max_trajectory_age = {recipe.training.max_trajectory_age}: the in-process loop trains on "
             "trajectories of the present weights only: set it to 0"
         )
+    _check_kernels(recipe.execution)
     sandbox_backend(recipe.sandbox)
     tasks = read_tasks(recipe.tasks, recipe.evaluation.num_tasks)
     if recipe.rollout.prompts_per_step > len(tasks.train):
@@ -78,6 +79,18 @@ def read_inputs(recipe: TrainRecipe) -> TrainingInputs:
             f"{len(tasks.train)} tasks, and none is asked twice in one step: lower it"
         )
     return TrainingInputs(recipe=recipe, tasks=tasks, policy=load_policy(recipe.policy, recipe.run.seed))
+
+
+def _check_kernels(section: Execution) -> None:
+    """Refuse kernels of another kind of machine."""
+    import jax
+
+    for key, value, elsewhere in (("attention", "splash", "blocked"), ("experts", "grouped", "sorted")):
+        if getattr(section, key) == value and jax.default_backend() != "tpu":
+            raise SwerveError(
+                f'execution.{key} = "{value}" runs on TPUs; this machine has {jax.default_backend()}: set it to '
+                f'"{elsewhere}"'
+            )
 
 
 async def train(inputs: TrainingInputs, directory: RunDirectory, *, resume: bool) -> dict[str, Any]:
@@ -157,17 +170,9 @@ async def train(inputs: TrainingInputs, directory: RunDirectory, *, resume: bool
 
 def make_trainer(inputs: TrainingInputs) -> GrpoTrainer:
     """The trainer of a recipe."""
-    import jax
-
     from swerve.trainer import GrpoTrainer, execution_of, mesh_shape
 
     recipe = inputs.recipe
-    for key, value, elsewhere in (("attention", "splash", "blocked"), ("experts", "grouped", "sorted")):
-        if getattr(recipe.execution, key) == value and jax.default_backend() != "tpu":
-            raise SwerveError(
-                f'execution.{key} = "{value}" runs on TPUs; this machine has {jax.default_backend()}: set it to '
-                f'"{elsewhere}"'
-            )
     return GrpoTrainer(
         inputs.policy.config,
         inputs.policy.params,

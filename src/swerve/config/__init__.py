@@ -6,7 +6,7 @@ value. Importing it costs little and brings in no array library.
 
 from swerve.config.arithmetic import batch_arithmetic
 from swerve.config.describe import Setting, flatten, settings
-from swerve.config.directories import TINY_POLICY, cache_directory
+from swerve.config.directories import TINY_POLICY, cache_directory, policy_directory
 from swerve.config.reader import RecipeError, check_recipe, parse_recipe, read_recipe, read_recipe_as
 from swerve.config.render import Difference, diff, digest, render, render_value
 from swerve.config.schema import SCHEMAS, PretrainRecipe, Recipe, TrainRecipe
@@ -27,6 +27,7 @@ __all__ = [
     "digest",
     "flatten",
     "parse_recipe",
+    "policy_directory",
     "read_recipe",
     "read_recipe_as",
     "render",

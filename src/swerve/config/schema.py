@@ -405,6 +405,7 @@ class Execution:
 
 
 Keeping = Literal["keep", "recompute", "offload"]
+"""What becomes of an intermediate tensor until the backward pass; `offload` moves it to the host's memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -200,7 +200,7 @@ def plan_blocks(
     num_tokens, choices = experts_NJ.shape
     pairs = num_tokens * choices
     capacity = pairs if capacity is None else capacity
-    blocks = num_blocks(min(capacity, pairs) if block > 1 else capacity, num_experts, block)
+    blocks = num_blocks(capacity, num_experts, block)
     here = valid_N[:, None] & (experts_NJ >= 0) & (experts_NJ < num_experts)
     expert = jnp.where(here, experts_NJ, num_experts).reshape(-1)
     order = _stable_order(expert, num_experts)

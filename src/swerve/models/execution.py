@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
+from swerve.config.schema import Keeping
 from swerve.parallel import ONE_DEVICE, MeshShape
-
-Keeping: TypeAlias = Literal["keep", "recompute", "offload"]
-"""What becomes of an intermediate tensor until the backward pass; `offload` moves it to the host's memory."""
 
 REMAT_NAMES = (
     "layer_input",

@@ -84,7 +84,9 @@ def check_mesh(config: Qwen35MoeConfig, mesh: MeshShape, rows: int, time: int, e
         )
     tokens = rows // mesh.size("fsdp", "expert") * (time // mesh.context)
     if tokens % expert_chunks:
-        raise SwerveError(f"{tokens} tokens of a device do not divide into {expert_chunks} expert chunks")
+        raise SwerveError(
+            f"{tokens} tokens of a device do not divide into execution.expert_chunks = {expert_chunks}: lower it"
+        )
     if tokens % mesh.tensor:
         raise SwerveError(f"{tokens} tokens of a device do not divide over {mesh.tensor} devices of the axis tensor")
     abstract = AbstractMesh(tuple(getattr(mesh, axis) for axis in parallel.AXES), parallel.AXES)

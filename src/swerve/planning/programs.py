@@ -5,7 +5,7 @@ from __future__ import annotations
 from jax.sharding import Mesh
 
 from swerve import models
-from swerve.config import TINY_POLICY, TrainRecipe
+from swerve.config import TrainRecipe, policy_directory
 from swerve.models.hf import read_config
 from swerve.planning.job import Planned
 from swerve.trainer import plan_programs
@@ -24,7 +24,7 @@ def recipe_programs(recipe: TrainRecipe, mesh: Mesh) -> dict[str, Planned]:
     """
     section = recipe.policy
     if section.model == "checkpoint":
-        config = read_config(TINY_POLICY if section.checkpoint == "tiny" else section.checkpoint)
+        config = read_config(policy_directory(section.checkpoint))
     else:
         config = models.PUBLISHED[section.model]
     num_tokens = recipe.packing.rows_per_micro_batch * recipe.packing.row_length

@@ -93,12 +93,9 @@ class GrpoTrainer:
         execution = execution or models.Execution()
         shape = execution.mesh
         models.check_mesh(config, shape, rows_per_micro_batch, row_length, execution.expert_chunks)
-        self._algorithm = algorithm
-        self._temperature = temperature
-        self._context_length = context_length
         self._row_length = row_length
         self._rows_per_micro_batch = rows_per_micro_batch
-        objective = Objective(
+        self._objective = Objective(
             config=config,
             algorithm=algorithm,
             temperature=temperature,
@@ -109,7 +106,7 @@ class GrpoTrainer:
             activation_dtype=activation_dtype,
         )
         self._programs = Programs(
-            objective, Adam(settings=optimizer), shape.make(devices) if shape.size() > 1 else None
+            self._objective, Adam(settings=optimizer), shape.make(devices) if shape.size() > 1 else None
         )
         self._params = self._placed(models.cast(params, parameter_dtype))
         self._moments: AdamState = self._programs.init_moments(self._params)
@@ -152,7 +149,7 @@ class GrpoTrainer:
         if programs.may_drop:
             accumulated, _ = programs.accumulate_dropless(self._params, self._reference, accumulated, padding)
         copies = jax.tree.map(jnp.copy, (self._params, self._moments))
-        programs.score(self._params, padding, jnp.float32(self._temperature))
+        programs.score(self._params, padding, jnp.float32(self._objective.temperature))
         jax.block_until_ready(programs.update(*copies, accumulated, jnp.float32(0.0)))
 
     def prepare(self, groups: Sequence[Group]) -> TrainingBatch:
@@ -167,13 +164,12 @@ class GrpoTrainer:
         Raises:
             SwerveError: See `make_batch`; or an attempt's recorded routing is not of this model.
         """
-        config = self._programs.config
-        for one in (trajectory for group in groups for trajectory in group.trajectories):
-            check_routing(one, config.num_hidden_layers, config.num_experts_per_tok, config.num_experts)
+        for group in groups:
+            self._check_routing(group.trajectories)
         return make_batch(
             groups,
-            algorithm=self._algorithm,
-            context_length=self._context_length,
+            algorithm=self._objective.algorithm,
+            context_length=self._objective.context_length,
             row_length=self._row_length,
             rows_per_micro_batch=self._rows_per_micro_batch,
             weights_version=self._version,
@@ -200,7 +196,7 @@ class GrpoTrainer:
             )
         start = time.perf_counter()
         skipped = batch.stats.num_skipped_seqs, batch.stats.num_skipped_tokens
-        self._begin(Sums.of_skipped(*skipped, self._algorithm.normaliser))
+        self._begin(Sums.of_skipped(*skipped, self._objective.algorithm.normaliser))
         for micro_batch in batch.packed.micro_batches:
             # Laid out while the device was busy, handed over when it is not: two in flight need twice the memory.
             jax.block_until_ready(self._accumulated)
@@ -295,7 +291,7 @@ class GrpoTrainer:
             Log-probabilities and entropies in nats, float32 `[rows, time]`; 0 at segment starts and in padding.
         """
         batch = self._to_device(micro_batch)
-        lp, entropy = self._programs.score(self._params, batch, jnp.float32(self._temperature))
+        lp, entropy = self._programs.score(self._params, batch, jnp.float32(self._objective.temperature))
         return np.asarray(lp), np.asarray(entropy)
 
     def trajectory_logprobs(self, trajectories: Sequence[Trajectory]) -> list[Float32Array]:
@@ -306,7 +302,11 @@ class GrpoTrainer:
 
         Returns:
             Per trajectory the log-probability of each token, float32 `[T]`; 0 for the first.
+
+        Raises:
+            SwerveError: A trajectory's recorded routing is not of this model.
         """
+        self._check_routing(trajectories)
         nothing = np.zeros(len(trajectories), np.float32)
         batch = packing.pack(trajectories, nothing, self._row_length, self._rows_per_micro_batch)
         scored: list[Float32Array] = [np.zeros(0, np.float32)] * len(trajectories)
@@ -400,9 +400,15 @@ class GrpoTrainer:
 
     def _placed(self, params: Params) -> Params:
         """A copy of a tree of parameters, where this trainer's live."""
+        # `device_put` may keep a piece of what it is given, whatever `may_alias` says, and `update` donates it.
         copies = copy_params(params)
         shardings = self._programs.parameter_shardings
         return copies if shardings is None else jax.device_put(copies, shardings)
+
+    def _check_routing(self, trajectories: Sequence[Trajectory]) -> None:
+        config = self._objective.config
+        for one in trajectories:
+            check_routing(one, config.num_hidden_layers, config.num_experts_per_tok, config.num_experts)
 
     def _to_device(self, micro_batch: PackedMicroBatch) -> DeviceBatch:
         if micro_batch.tokens.shape != self._shape:

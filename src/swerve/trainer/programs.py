@@ -127,11 +127,6 @@ class Programs:
         return None if self._mesh is None else NamedSharding(self._mesh, BATCH_SPEC)
 
     @property
-    def config(self) -> models.Qwen35MoeConfig:
-        """Shape of the model."""
-        return self._objective.config
-
-    @property
     def may_drop(self) -> bool:
         """Whether `accumulate` can find no place for a pair."""
         return self._objective.execution.buffer_factor is not None

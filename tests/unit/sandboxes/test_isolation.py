@@ -38,7 +38,8 @@ def test_nothing_but_the_workspace_is_writable(run: Run, sandbox: Sandbox) -> No
 
 def test_sandboxes_do_not_see_each_other(run: Run, pool: SandboxPool, sandbox: Sandbox) -> None:
     other = run(pool.start("test"))
-    output(run, other, "sleep 1000 & for d in /tmp /testbed /dev/shm; do echo mine > $d/mine; done")
+    output(run, other, "sleep 1000 & until grep -q sleep /proc/$!/cmdline; do :; done")  # it is bash until it is sleep
+    output(run, other, "for d in /tmp /testbed /dev/shm; do echo mine > $d/mine; done")
     assert "sleep" in output(run, other, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
     assert "sleep" not in output(run, sandbox, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
     assert output(run, sandbox, "ls /tmp/mine /testbed/mine /dev/shm/mine 2>/dev/null") == ""

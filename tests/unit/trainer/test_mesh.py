@@ -75,11 +75,11 @@ def attempt(task: str, index: int, length: int, *, routed: bool) -> Trajectory:
     return make_trajectory(task, index, length, routing=routing)
 
 
-def make(execution: models.Execution, algorithm: Algorithm = OPEN, **options: Any) -> GrpoTrainer:
+def make(execution: models.Execution, algorithm: Algorithm = OPEN, weights: Any = None, **options: Any) -> GrpoTrainer:
     settings: dict[str, Any] = {"freeze_router": False, "router_aux_coefficient": 0.02} | options
     return GrpoTrainer(
         CONFIG,
-        params(),
+        params() if weights is None else weights,
         algorithm=algorithm,
         optimizer=Optimizer(max_grad_norm=0.5),
         context_length=32,
@@ -182,6 +182,13 @@ def test_parameters_moments_and_batches_are_spread() -> None:
     assert expert.addressable_shards[0].data.shape == (1, 1, 1, 16, 2, 8)
     assert trainer.params["head"].addressable_shards[0].data.shape == (4, 24)
     assert len(trainer.params["final_norm"].addressable_shards) == 8
+
+
+def test_the_callers_weights_survive_on_a_mesh() -> None:
+    weights = jax.device_put(params(), jax.devices()[0])
+    trainer = make(on(MeshShape(fsdp=2, context=2, expert=2)), weights=weights)
+    trainer.step(trainer.prepare(groups()), learning_rate=1e-2)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(weights), params())
 
 
 def test_a_state_moves_between_meshes() -> None:

@@ -115,8 +115,8 @@ def _list(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     if arguments.out is None:
         raise SwerveError("swerve checkpoint export: name the directory to write with --out DIR")
-    from swerve.cli.composition import copy_tokenizer, policy_directory
-    from swerve.config import TrainRecipe
+    from swerve.cli.composition import copy_tokenizer
+    from swerve.config import TrainRecipe, policy_directory
     from swerve.models import save_hf
     from swerve.models.hf import read_config
     from swerve.telemetry import recipe_of

@@ -8,6 +8,7 @@ stops before code is generated; --full goes to the end. Exit code 0: fits; 1: do
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import shutil
 import sys
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _plan(recipe: TrainRecipe, topology: Topology, arguments: argparse.Namespace) -> Plan:
     from swerve.planning import Job, Options, check_mesh, make_plan, run_job
 
-    mesh = {axis: getattr(recipe.mesh, axis) for axis in ("fsdp", "context", "expert", "tensor")}
+    mesh = dataclasses.asdict(recipe.mesh)
     check_mesh(topology, mesh)
     job = Job(
         recipe=render(recipe),

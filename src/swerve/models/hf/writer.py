@@ -34,7 +34,7 @@ _FLOATS: Mapping[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "float32": np.dtype(np.float32),
 }
-KEPT_IN_FLOAT32 = "A_log"
+_FLOAT32_IN_FILES = "A_log"
 _CHUNK_BYTES = 1 << 24
 _OUR_FILE = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
@@ -82,7 +82,7 @@ def save_hf(
     """
 
     def wanted(name: str) -> np.dtype[Any]:
-        kept = "float32" if name.endswith(KEPT_IN_FLOAT32) else dtype
+        kept = "float32" if name.endswith(_FLOAT32_IN_FILES) else dtype
         return _FLOATS[(dtypes or {}).get(name, kept)]
 
     layout = renamed(hf_layout(config, experts), prefix)
