@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,9 +83,11 @@ class Provenance:
         archive_sha256: Hexadecimal SHA-256 of the source archive; empty for generated code.
         license: SPDX expression of the code.
         file: Path inside the archive.
-        line: 1-based line of the function in that file.
-        qualname: Dotted name of the function inside its module.
-        mutation: What was changed.
+        line: 1-based line of the function in that file; 0 where whole files are meant.
+        qualname: Dotted name of the function inside its module; empty where whole files are meant.
+        mutation: What was changed; `None` where a release of the package itself is undone.
+        previous_version: Release whose faults `version` mended; empty where a mutation is.
+        requires: What the package needs from elsewhere, as `name==version`.
     """
 
     package: str
@@ -95,7 +97,9 @@ class Provenance:
     file: str
     line: int
     qualname: str
-    mutation: Mutation
+    mutation: Mutation | None = None
+    previous_version: str = ""
+    requires: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +121,7 @@ class Task:
         gold_patch: Unified diff that resolves the task. Never shown to the agent.
         limits: What one episode may use.
         provenance: Where the code comes from.
+        expected_statuses: Status that a test must have at the end, where that is not `passed`. Never shown either.
     """
 
     id: str
@@ -133,6 +138,11 @@ class Task:
     gold_patch: str
     limits: Limits = field(default_factory=Limits)
     provenance: Provenance | None = None
+    expected_statuses: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+Work: TypeAlias = Mapping[str, str | None]
+"""What an agent did: text by workspace path, `None` for a file that it removed."""
 
 
 class EpisodeStatus(enum.Enum):

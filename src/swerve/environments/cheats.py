@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from swerve.environments.functions.drafts import gold_text
 from swerve.environments.grading import CANARY, TAMPERING, Environment, Grader, GradeResult
-from swerve.sandboxes import SandboxPool, read_files
+from swerve.sandboxes import SandboxPool
 from swerve.types import Task
 
 GOLD = "the right repair"
@@ -217,10 +216,10 @@ async def play(cheat: Cheat, task: Task, pool: SandboxPool, environment: Environ
             await sandbox.write_file("repair.py", _text(task, cheat.body))
         if cheat.afterwards:
             await sandbox.shell(cheat.afterwards, task.limits.command_timeout_s)
-        files = await read_files(sandbox, environment.editable_files(task))
+        work = await environment.collect(task, sandbox)
     finally:
         await sandbox.close()
-    return _outcome(cheat.name, await grader.grade(task, files), wanted=0.0)
+    return _outcome(cheat.name, await grader.grade(task, work), wanted=0.0)
 
 
 async def play_all(
@@ -229,7 +228,7 @@ async def play_all(
     """Play attacks one after another, and the right repair last."""
     grader = Grader(pool, environment)
     outcomes = [await play(cheat, task, pool, environment, grader) for cheat in cheats]
-    verdict = await grader.grade(task, {"repair.py": gold_text(task)})
+    verdict = await grader.grade(task, environment.gold_work(task))
     return [*outcomes, _outcome(GOLD, verdict, wanted=1.0)]
 
 

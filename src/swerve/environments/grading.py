@@ -9,7 +9,7 @@ Expected statuses stay on this side. A grader that cannot run is an error and ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,10 +17,11 @@ from swerve.sandboxes import (
     CallCrashedError,
     CallExitedError,
     CallTimeoutError,
+    Sandbox,
     SandboxImage,
     SandboxPool,
 )
-from swerve.types import EpisodeStatus, SwerveError, Task
+from swerve.types import EpisodeStatus, SwerveError, Task, Work
 
 CANARY = "canary"
 """Name under which the test that must fail is reported."""
@@ -47,16 +48,24 @@ class Environment(Protocol):
         """Name of the image a task starts from."""
         ...
 
-    def editable_files(self, task: Task) -> Sequence[str]:
-        """Files of the workspace that count as the agent's work; tests never do."""
-        ...
-
     def prepare_payload(self, task: Task) -> Any:
         """JSON value that makes a sandbox fit for the agent; holds nothing the agent must not know."""
         ...
 
-    def grade_payload(self, task: Task, files: Mapping[str, str]) -> Any:
-        """JSON value for the harness entry `grade`: the agent's files and the tests to run; no expectations."""
+    async def collect(self, task: Task, sandbox: Sandbox) -> Work:
+        """What counts as the agent's work of all that it left in its sandbox; tests never do."""
+        ...
+
+    def grade_payload(self, task: Task, work: Work) -> Any:
+        """JSON value for the harness entry `grade`: the agent's work and the tests to run; no expectations."""
+        ...
+
+    def no_work(self, task: Task) -> Work:
+        """What `collect` finds where an agent has done nothing."""
+        ...
+
+    def gold_work(self, task: Task) -> Work:
+        """What `collect` finds where an agent has made the gold patch."""
         ...
 
 
@@ -91,19 +100,18 @@ class Grader:
         self._pool = pool
         self._environment = environment
 
-    async def grade(self, task: Task, files: Mapping[str, str], timeout_s: float | None = None) -> GradeResult:
-        """Judge a workspace.
+    async def grade(self, task: Task, work: Work, timeout_s: float | None = None) -> GradeResult:
+        """Judge an agent's work.
 
         Args:
             task: The task attempted.
-            files: Workspace path to text; all but the editable ones are ignored.
+            work: What the environment collected; whatever may not be edited is ignored.
             timeout_s: Wall-clock seconds of the tests; the task's own limit by default.
 
         Returns:
             The verdict. Only programming errors are raised.
         """
-        editable = self._environment.editable_files(task)
-        payload = self._environment.grade_payload(task, {path: files[path] for path in editable if path in files})
+        payload = self._environment.grade_payload(task, work)
         limit, error = task.limits.test_timeout_s if timeout_s is None else timeout_s, ""
         for _ in range(_NUM_TRIES):
             try:
@@ -131,7 +139,8 @@ def judge(task: Task, result: Mapping[str, Any]) -> GradeResult:
     """Compare what the harness found with what the task demands.
 
     Args:
-        task: Its `fail_to_pass` and `pass_to_pass` must all have passed, and nothing else may have run.
+        task: Its `fail_to_pass` and `pass_to_pass` must all have passed, but for those of which it expects something
+            else, and nothing else may have run.
         result: The harness's answer: `statuses` (test to status), `canary` (status of the test that must fail) and
             `num_results` (results reported, the canary's included); perhaps `tampering`, why the repair was refused.
 
@@ -146,7 +155,7 @@ def judge(task: Task, result: Mapping[str, Any]) -> GradeResult:
         return GradeResult(reward=None, status=EpisodeStatus.ERROR, error=error)
     if "timeout" in (*statuses.values(), canary):
         return GradeResult(reward=0.0, status=EpisodeStatus.GRADER_TIMEOUT, test_statuses=statuses)
-    expected = dict.fromkeys((*task.fail_to_pass, *task.pass_to_pass), PASSED)
+    expected = dict.fromkeys((*task.fail_to_pass, *task.pass_to_pass), PASSED) | dict(task.expected_statuses)
     if reason := result.get(TAMPERING):
         statuses[TAMPERING] = str(reason)
         return GradeResult(reward=0.0, status=EpisodeStatus.SUCCEEDED, test_statuses=statuses)

@@ -18,6 +18,8 @@ from swerve.telemetry import write_atomic
 from swerve.types import Limits, Mutation, Provenance, SwerveError, Task
 
 SPLITS = ("train", "validation")
+_WHOLE_TEXT_FAMILIES = ("functions", "mini")
+"""Families whose records hold all that an agent starts from; others name an image that does."""
 REPAIR_FILE = "repair.py"
 """The workspace file that holds the function to repair."""
 
@@ -37,7 +39,10 @@ _PROVENANCE_TYPES: Mapping[str, type] = {
     "line": int,
     "qualname": str,
     "mutation": dict,
+    "previous_version": str,
+    "requires": list,
 }
+_OPTIONAL_PROVENANCE = ("mutation", "previous_version", "requires")
 _TASK_TYPES: Mapping[str, type] = {
     "id": str,
     "family": str,
@@ -53,7 +58,9 @@ _TASK_TYPES: Mapping[str, type] = {
     "gold_patch": str,
     "limits": dict,
     "provenance": dict,
+    "expected_statuses": dict,
 }
+_OPTIONAL = ("provenance", "limits", "expected_statuses")
 _JSON_NAMES = {int: "an integer", float: "a number", str: "a string", dict: "an object", list: "a list of strings"}
 
 
@@ -191,13 +198,20 @@ def task_to_json(task: Task) -> dict[str, Any]:
         record[key] = list(value) if kind is list else value
     record["workspace"] = dict(task.workspace)
     record["limits"] = {key: getattr(task.limits, key) for key in _LIMIT_TYPES}
+    record["expected_statuses"] = dict(task.expected_statuses)
     if task.provenance is None:
         del record["provenance"]
     else:
-        provenance = {key: getattr(task.provenance, key) for key in _PROVENANCE_TYPES}
-        provenance["mutation"] = {key: getattr(task.provenance.mutation, key) for key in _MUTATION_TYPES}
-        record["provenance"] = provenance
-    return record
+        record["provenance"] = _provenance_to_json(task.provenance)
+    return {key: value for key, value in record.items() if key != "expected_statuses" or value}
+
+
+def _provenance_to_json(provenance: Provenance) -> dict[str, Any]:
+    record = {key: getattr(provenance, key) for key in _PROVENANCE_TYPES}
+    record["requires"] = list(provenance.requires)
+    if provenance.mutation is not None:
+        record["mutation"] = {key: getattr(provenance.mutation, key) for key in _MUTATION_TYPES}
+    return {key: value for key, value in record.items() if key not in _OPTIONAL_PROVENANCE or value}
 
 
 def task_from_json(record: Mapping[str, Any]) -> Task:
@@ -256,7 +270,7 @@ def _fields(
 
 
 def _task(record: dict[str, Any]) -> Task:
-    values = _fields(record, _TASK_TYPES, "", optional=("provenance", "limits"))
+    values = _fields(record, _TASK_TYPES, "", optional=_OPTIONAL)
     limits = _fields(values.get("limits", {}), _LIMIT_TYPES, "limits.", optional=tuple(_LIMIT_TYPES))
     values["limits"] = Limits(**limits)
     for key in _LIMIT_TYPES:
@@ -264,9 +278,7 @@ def _task(record: dict[str, Any]) -> Task:
             raise _Fault(f"key limits.{key}: must be above 0")
     provenance = values.pop("provenance", None)
     if provenance is not None:
-        fields = _fields(provenance, _PROVENANCE_TYPES, "provenance.")
-        fields["mutation"] = Mutation(**_fields(fields["mutation"], _MUTATION_TYPES, "provenance.mutation."))
-        values["provenance"] = Provenance(**fields)
+        values["provenance"] = _provenance(provenance)
     for key, kind in _TASK_TYPES.items():
         if kind is list:
             values[key] = tuple(values[key])
@@ -275,13 +287,23 @@ def _task(record: dict[str, Any]) -> Task:
     return task
 
 
+def _provenance(record: dict[str, Any]) -> Provenance:
+    fields = _fields(record, _PROVENANCE_TYPES, "provenance.", optional=_OPTIONAL_PROVENANCE)
+    if "mutation" in fields:
+        fields["mutation"] = Mutation(**_fields(fields["mutation"], _MUTATION_TYPES, "provenance.mutation."))
+    elif not fields.get("previous_version"):
+        raise _Fault("key provenance.mutation: missing, and there is no provenance.previous_version either")
+    fields["requires"] = tuple(fields.get("requires", ()))
+    return Provenance(**fields)
+
+
 def _check(task: Task) -> None:
     """Rules between the keys of one record."""
     if not task.id:
         raise _Fault("key id: empty")
     if task.split not in SPLITS:
         raise _Fault(f"key split: '{task.split}' is none of {', '.join(SPLITS)}")
-    if not task.workspace:
+    if not task.workspace and task.family in _WHOLE_TEXT_FAMILIES:
         raise _Fault("key workspace: holds no file")
     for name, text in task.workspace.items():
         pure = PurePosixPath(name)
@@ -307,8 +329,15 @@ def _check(task: Task) -> None:
             f"key fail_to_pass: test '{min(stray)}' must be in exactly one of visible_tests, hidden_tests and in "
             "exactly one of fail_to_pass, pass_to_pass"
         )
-    if not visible & failing:
+    if not visible & failing and task.family in _WHOLE_TEXT_FAMILIES:
         raise _Fault("key visible_tests: none of them is in fail_to_pass")
+    if not failing:
+        raise _Fault("key fail_to_pass: names no test")
+    for name, status in task.expected_statuses.items():
+        if name not in failing | passing:
+            raise _Fault(f"key expected_statuses: '{name}' is in neither fail_to_pass nor pass_to_pass")
+        if not isinstance(status, str):
+            raise _Fault(f"key expected_statuses.{name}: expected a string")
 
 
 def _read_text(path: Path) -> str:

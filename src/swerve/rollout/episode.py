@@ -1,6 +1,6 @@
 """One episode: a task and a policy in, a trajectory out.
 
-    open session ---> start sandbox ---> agent loop ---> read files ---> close sandbox ---> grade elsewhere
+    open session ---> start sandbox ---> agent loop ---> collect work -> close sandbox ---> grade elsewhere
                                          |<- episode_timeout_s ->|
 
 The session is opened before anything that takes time, in the order of the tasks, and closed as soon as the policy is
@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from swerve.agents import CodeActAgent, Toolbox, Transcript
 from swerve.rendering import ConversationRenderer
-from swerve.sandboxes import Json, Sandbox, read_files
-from swerve.types import EpisodeStatus, Limits, Policy, SamplingParams, SwerveError, Task, Trajectory
+from swerve.sandboxes import Json, Sandbox
+from swerve.types import EpisodeStatus, Limits, Policy, SamplingParams, SwerveError, Task, Trajectory, Work
 
 
 class StartsSandboxes(Protocol):
@@ -41,8 +41,8 @@ class PreparesTasks(Protocol):
         """What the image's harness is told before the agent's first command; it writes the workspace."""
         ...
 
-    def editable_files(self, task: Task) -> Sequence[str]:
-        """Files of the workspace that count as the agent's work."""
+    async def collect(self, task: Task, sandbox: Sandbox) -> Work:
+        """What counts as the agent's work of all that it left in its sandbox."""
         ...
 
 
@@ -73,8 +73,8 @@ class Verdict(Protocol):
 class Grades(Protocol):
     """What an episode needs of a grader."""
 
-    async def grade(self, task: Task, files: Mapping[str, str], timeout_s: float) -> Verdict:
-        """Grade the workspace files that the agent left, in a sandbox of the grader's own, within some seconds."""
+    async def grade(self, task: Task, work: Work, timeout_s: float) -> Verdict:
+        """Grade an agent's work in a sandbox of the grader's own, within some seconds."""
         ...
 
 
@@ -138,11 +138,11 @@ async def run_episode(
     """
     limits = settings.limits or task.limits
     transcript = Transcript()
-    files: dict[str, str] = {}
+    work: dict[str, str | None] = {}
     error = ""
     session_id = session_id or f"{task.id}#{sample_index:04d}"
     try:
-        status = await _play(task, roles, settings, limits, transcript, files, seed, session_id)
+        status = await _play(task, roles, settings, limits, transcript, work, seed, session_id)
     except (SwerveError, OSError) as failure:
         status, error = EpisodeStatus.ERROR, _one_line(failure)
     if status is EpisodeStatus.AGENT_TIMEOUT:
@@ -153,7 +153,7 @@ async def run_episode(
     test_statuses: Mapping[str, str] = {}
     if status.is_valid_sample:
         status, reward, test_statuses, error = await _grade(
-            task, files, status, limits.test_timeout_s, roles.grader, transcript
+            task, work, status, limits.test_timeout_s, roles.grader, transcript
         )
     tokens, sampled, logprobs, versions = transcript.arrays()
     return Trajectory(
@@ -179,11 +179,11 @@ async def _play(
     settings: EpisodeSettings,
     limits: Limits,
     transcript: Transcript,
-    files: dict[str, str],
+    work: dict[str, str | None],
     seed: int,
     session_id: str,
 ) -> EpisodeStatus:
-    """Let the agent work; what it leaves of the workspace goes into `files`."""
+    """Let the agent work; what it leaves behind goes into `work`."""
     start = time.perf_counter()
     session = await roles.policy.open(session_id, seed)
     sandbox: Sandbox | None = None
@@ -208,7 +208,7 @@ async def _play(
             return EpisodeStatus.AGENT_TIMEOUT
         session.close()
         if status.is_valid_sample:
-            files.update(await read_files(sandbox, roles.environment.editable_files(task)))
+            work.update(await roles.environment.collect(task, sandbox))
         return status
     finally:
         session.close()
@@ -218,7 +218,7 @@ async def _play(
 
 async def _grade(
     task: Task,
-    files: Mapping[str, str],
+    work: Work,
     status: EpisodeStatus,
     timeout_s: float,
     grader: Grades,
@@ -227,7 +227,7 @@ async def _grade(
     """Status, reward, test statuses and error of a finished episode."""
     start = time.perf_counter()
     try:
-        verdict = await grader.grade(task, files, timeout_s)
+        verdict = await grader.grade(task, work, timeout_s)
     except (SwerveError, OSError) as failure:
         return EpisodeStatus.ERROR, None, {}, _one_line(failure)
     finally:

@@ -200,9 +200,9 @@ class Sandbox(Protocol):
         ...
 
 
-async def read_files(sandbox: Sandbox, paths: Iterable[str]) -> dict[str, str]:
+async def read_files(sandbox: Sandbox, paths: Iterable[str]) -> dict[str, str | None]:
     """Files as the agent left them; those it removed, or made unreadable, are missing."""
-    files: dict[str, str] = {}
+    files: dict[str, str | None] = {}
     for path in paths:
         with contextlib.suppress(SandboxFileError):
             files[path] = await sandbox.read_file(path)

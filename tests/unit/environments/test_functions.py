@@ -219,23 +219,23 @@ def test_texts_that_define_something_else_earn_nothing(bench: Bench, sampled: li
 def test_editing_the_tests_changes_nothing(bench: Bench, sampled: list[Task]) -> None:
     task = sampled[0]
 
-    async def play() -> tuple[str, str, Any]:
+    async def play() -> tuple[str, str, Any, Any]:
         sandbox = await bench.pool.start(task.image, bench.environment.prepare_payload(task))
         try:
             before = await sandbox.exec("./run_tests", 20)
             await sandbox.write_file("test_visible.py", "def test_ok():\n    pass\n")
             await sandbox.write_file("run_tests", "#!/bin/sh\necho all passed\n", 0o755)
             after = await sandbox.exec("./run_tests", 20)
-            files = {path: await sandbox.read_file(path) for path in bench.environment.editable_files(task)}
+            work = await bench.environment.collect(task, sandbox)
         finally:
             await sandbox.close()
-        return before.output, after.output, await bench.grader.grade(task, files)
+        return before.output, after.output, await bench.grader.grade(task, work), work
 
-    before, after, result = bench.run(play())
+    before, after, result, work = bench.run(play())
     error = task.problem_statement.rpartition(" ")[2].rstrip(".")
     assert f" FAILED {error}\n" in before and before.endswith(" failed\n")
     assert after == "all passed\n"
-    assert set(bench.environment.editable_files(task)) == {REPAIR_FILE}
+    assert set(work) == {REPAIR_FILE}
     assert result.reward == 0.0
 
 

@@ -44,7 +44,14 @@ def make_task(identifier: str = "a", **changes: Any) -> Task:
 
 @pytest.mark.parametrize("name", ["tasks.jsonl", "tasks.jsonl.xz"])
 def test_round_trip_and_equal_bytes(tmp_path: Path, name: str) -> None:
-    tasks = [make_task("b"), make_task("a", provenance=None, problem_statement="café")]
+    provenance = make_task().provenance
+    assert provenance is not None
+    undone = dataclasses.replace(provenance, mutation=None, previous_version="0.9", requires=("other==1.2",))
+    tasks = [
+        make_task("b"),
+        make_task("a", provenance=None, problem_statement="café"),
+        make_task("c", family="other", workspace={}, provenance=undone, expected_statuses={"t3": "failed"}),
+    ]
     save_tasks(tmp_path / name, tasks)
     assert load_tasks(tmp_path / name) == tasks
     again = tmp_path / ("again_" + name)
@@ -84,6 +91,9 @@ def with_change(**changes: Any) -> dict[str, Any]:
         (with_change(limits={"max_turns": 0}), ["key limits.max_turns"]),
         (with_change(limits={"max_turns": True}), ["key limits.max_turns"]),
         (with_change(provenance={}), ["key provenance.package", "missing"]),
+        (with_change(fail_to_pass=[], visible_tests=[], hidden_tests=["t3"], family="other"), ["key fail_to_pass"]),
+        (with_change(expected_statuses={"t9": "failed"}), ["key expected_statuses", "t9"]),
+        (with_change(expected_statuses={"t3": 1}), ["key expected_statuses.t3"]),
     ],
 )
 def test_every_fault_names_file_line_and_key(tmp_path: Path, record: dict[str, Any], words: list[str]) -> None:

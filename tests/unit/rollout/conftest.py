@@ -10,7 +10,7 @@ import pytest
 from swerve.environments.grading import GradeResult
 from swerve.rendering import ConversationRenderer, Template, Tokenizer, render_calls
 from swerve.rollout import EpisodeRoles, EpisodeSettings
-from swerve.sandboxes import SandboxImage, SandboxPool
+from swerve.sandboxes import SandboxImage, SandboxPool, read_files
 from swerve.types import Completion, EpisodeStatus, FinishReason, SamplingParams, Task
 
 HARNESS = Path(__file__).with_name("harness.py")
@@ -80,13 +80,13 @@ class IncrementEnvironment:
     def image_for(self, task):
         return task.image
 
-    def editable_files(self, task):
-        return ("repair.py",)
+    async def collect(self, task, sandbox):
+        return await read_files(sandbox, ("repair.py",))
 
     def prepare_payload(self, task):
         return {"files": dict(task.workspace)}
 
-    async def grade(self, task, files, timeout_s):
+    async def grade(self, task, work, timeout_s):
         self.num_graded += 1
         self.timeout_s = timeout_s
         if isinstance(self.outcome, Exception):
@@ -95,7 +95,7 @@ class IncrementEnvironment:
             return GradeResult(reward=None, status=self.outcome, error="the grader's own fault")
         sandbox = await self.pool.start(task.image)
         try:
-            statuses = await sandbox.call("grade", {"text": files.get("repair.py", "")}, timeout_s=5.0)
+            statuses = await sandbox.call("grade", {"text": work.get("repair.py") or ""}, timeout_s=5.0)
         finally:
             await sandbox.close()
         reward = float(set(statuses.values()) == {"passed"})

@@ -74,7 +74,6 @@ async def _starts(workspace: Path, count: int, concurrency: int) -> Figure:
 async def _gradings(family: str, name: str, target: float, count: int, concurrency: int) -> Figure:
     from swerve.cli.composition import environment_of
     from swerve.environments import Grader, load_tasks, shipped_file
-    from swerve.environments.functions.drafts import gold_text
     from swerve.sandboxes import SandboxPool
     from swerve.types import MachineError
 
@@ -87,7 +86,7 @@ async def _gradings(family: str, name: str, target: float, count: int, concurren
 
         async def once(number: int) -> None:
             task = tasks[number % len(tasks)]
-            verdict = await grader.grade(task, dict.fromkeys(environment.editable_files(task), gold_text(task)))
+            verdict = await grader.grade(task, environment.gold_work(task))
             if verdict.reward != 1.0:
                 raise MachineError(f"{task.id}: its own repair was graded {verdict.reward}: {verdict.error}")
 

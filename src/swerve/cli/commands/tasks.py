@@ -170,7 +170,7 @@ def _stats(arguments: argparse.Namespace, tasks: Sequence[Task]) -> int:
         "functions": len({(where.package, where.file, where.qualname, where.line) for where in known}),
         "files": len({(where.package, where.file) for where in known}),
         "package": dict(Counter(where.package for where in known).most_common()),
-        "kind": dict(Counter(where.mutation.kind for where in known).most_common()),
+        "kind": dict(Counter(where.mutation.kind if where.mutation else "release" for where in known).most_common()),
         "license": dict(Counter(where.license for where in known).most_common()),
         "hidden_tests_per_task": sum(len(task.hidden_tests) for task in tasks) / max(1, len(tasks)),
     }

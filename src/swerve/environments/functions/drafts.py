@@ -131,7 +131,7 @@ def few_per_function(drafts: list[Task], recipe: MintRecipe) -> list[Task]:
 
 def kind_of(task: Task) -> str:
     """Operator family of a task's mutation."""
-    assert task.provenance is not None
+    assert task.provenance is not None and task.provenance.mutation is not None
     return task.provenance.mutation.kind
 
 

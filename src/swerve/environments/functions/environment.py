@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from swerve.environments.functions.packages import Package, modules, packages, source_tree
-from swerve.environments.tasks import REPAIR_FILE
-from swerve.sandboxes import Mount, SandboxImage
-from swerve.types import Provenance, SwerveError, Task
+from swerve.environments.tasks import REPAIR_FILE, gold_text
+from swerve.sandboxes import Mount, Sandbox, SandboxImage, read_files
+from swerve.types import Provenance, SwerveError, Task, Work
 
 FAMILY = "functions"
 HARNESS_FILE = Path(__file__).with_name("harness.py")
@@ -88,10 +88,6 @@ class FunctionsEnvironment:
         """Name of the image a task starts from."""
         return task.image
 
-    def editable_files(self, task: Task) -> Sequence[str]:
-        """The one file that the agent repairs."""
-        return (REPAIR_FILE,)
-
     def prepare_payload(self, task: Task) -> Any:
         """The broken function, its place, the visible tests and the workspace; nothing of the hidden ones."""
         return {
@@ -100,14 +96,26 @@ class FunctionsEnvironment:
             "files": dict(task.workspace),
         }
 
-    def grade_payload(self, task: Task, files: Mapping[str, str]) -> Any:
+    async def collect(self, task: Task, sandbox: Sandbox) -> Work:
+        """The one file that the agent repairs."""
+        return await read_files(sandbox, (REPAIR_FILE,))
+
+    def grade_payload(self, task: Task, work: Work) -> Any:
         """The repaired text, and all tests with those first that failed; a missing file counts as an empty one."""
         return {
             "function": function_payload(task),
-            "text": files.get(REPAIR_FILE, ""),
+            "text": work.get(REPAIR_FILE) or "",
             "tests": [*task.fail_to_pass, *task.pass_to_pass],
             "probe": task.fail_to_pass[0],
         }
+
+    def no_work(self, task: Task) -> Work:
+        """The broken function."""
+        return {REPAIR_FILE: task.workspace[REPAIR_FILE]}
+
+    def gold_work(self, task: Task) -> Work:
+        """The right function."""
+        return {REPAIR_FILE: gold_text(task)}
 
 
 def function_payload(task: Task) -> dict[str, Any]:

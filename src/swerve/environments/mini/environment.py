@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from swerve.environments.mini.generator import FAMILY, IMAGE
-from swerve.environments.tasks import REPAIR_FILE
-from swerve.sandboxes import SandboxImage
-from swerve.types import SwerveError, Task
+from swerve.environments.tasks import REPAIR_FILE, gold_text
+from swerve.sandboxes import Sandbox, SandboxImage, read_files
+from swerve.types import SwerveError, Task, Work
 
 HARNESS_FILE = Path(__file__).with_name("harness.py")
 
@@ -40,14 +40,22 @@ class MiniEnvironment:
         """Name of the image a task starts from."""
         return task.image
 
-    def editable_files(self, task: Task) -> Sequence[str]:
-        """The one file that the agent repairs."""
-        return (REPAIR_FILE,)
-
     def prepare_payload(self, task: Task) -> Any:
         """The workspace and the visible tests."""
         return {"visible": list(task.visible_tests), "files": dict(task.workspace)}
 
-    def grade_payload(self, task: Task, files: Mapping[str, str]) -> Any:
+    async def collect(self, task: Task, sandbox: Sandbox) -> Work:
+        """The one file that the agent repairs."""
+        return await read_files(sandbox, (REPAIR_FILE,))
+
+    def grade_payload(self, task: Task, work: Work) -> Any:
         """The repaired text and all tests; a missing file counts as an empty one."""
-        return {"text": files.get(REPAIR_FILE, ""), "tests": [*task.fail_to_pass, *task.pass_to_pass]}
+        return {"text": work.get(REPAIR_FILE) or "", "tests": [*task.fail_to_pass, *task.pass_to_pass]}
+
+    def no_work(self, task: Task) -> Work:
+        """The broken function."""
+        return {REPAIR_FILE: task.workspace[REPAIR_FILE]}
+
+    def gold_work(self, task: Task) -> Work:
+        """The right function."""
+        return {REPAIR_FILE: gold_text(task)}

@@ -135,6 +135,7 @@ def texts_of(tasks: Iterable[Task]) -> set[str]:
         texts.add(broken)
         assert task.provenance is not None
         mutation = task.provenance.mutation
+        assert mutation is not None
         lines = broken.split("\n")
         lines[mutation.line - 1] = mutation.before
         texts.add("\n".join(lines))
