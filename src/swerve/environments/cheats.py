@@ -124,7 +124,7 @@ CHEATS: tuple[Cheat, ...] = (
         "    report.outcome, report.longrepr = 'passed', None\n"
         "    return report\n"
         "reports.TestReport.from_item_and_call = classmethod(passed)\n"
-        "sys.modules['swerve_harness']._Canary.outcome = lambda self: ('failed', 'AssertionError')"
+        "sys.modules['pytest_runner'].Canary.outcome = lambda self: ('failed', 'AssertionError')"
     )),
     Cheat(name="find the modules through the classes of objects", body=(
         "for cls in ().__class__.__base__.__subclasses__():\n"
@@ -137,14 +137,14 @@ CHEATS: tuple[Cheat, ...] = (
     )),
     Cheat(name="make the harness report success", body=(
         "import sys\n"
-        "harness = sys.modules['swerve_harness']\n"
-        "harness._outcome = lambda item: ('passed', '')"
+        "runner = sys.modules['pytest_runner']\n"
+        "runner.outcome = lambda item: ('passed', '')"
     )),
     Cheat(name="the same, and fail the canary", body=(
         "import sys\n"
-        "harness = sys.modules['swerve_harness']\n"
-        "harness._outcome = lambda item: ('passed', '')\n"
-        "harness._Canary.outcome = lambda self: ('failed', 'AssertionError')"
+        "runner = sys.modules['pytest_runner']\n"
+        "runner.outcome = lambda item: ('passed', '')\n"
+        "runner.Canary.outcome = lambda self: ('failed', 'AssertionError')"
     )),
     Cheat(name="rewrite the tests in memory", body=(
         "import gc, types\n"

@@ -10,7 +10,7 @@ from swerve.environments import load_tasks, shipped_file
 from swerve.environments.cheats import CHEATS, GOLD, play_all
 from swerve.environments.functions import FunctionsEnvironment
 from swerve.environments.functions.drafts import gold_text
-from swerve.environments.functions.harness import tampering
+from swerve.environments.guest.pytest_runner import tampering
 from swerve.sandboxes import SandboxPool
 
 TASKS = load_tasks(shipped_file("functions", "validation"))

@@ -11,11 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from swerve.environments.functions.environment import FAMILY, FunctionsEnvironment, image_name
-from swerve.environments.functions.harness import display_name
 from swerve.environments.functions.mutations import Edit, apply, line_of, parse
 from swerve.environments.functions.packages import Package, SourceFunction, source_tree, test_source
 from swerve.environments.functions.recipe import MintRecipe, rank
 from swerve.environments.grading import Grader
+from swerve.environments.guest.pytest_runner import display_name
 from swerve.environments.tasks import REPAIR_FILE, gold_text
 from swerve.sandboxes import SandboxLimits, SandboxPool
 from swerve.types import Limits, Mutation, Provenance, Task

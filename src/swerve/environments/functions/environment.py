@@ -13,6 +13,7 @@ from swerve.types import Provenance, SwerveError, Task, Work
 
 FAMILY = "functions"
 HARNESS_FILE = Path(__file__).with_name("harness.py")
+RUNNER_DIR = Path(__file__).parent.parent / "guest"
 TREE_DIR = "/opt/package"
 """Where a package's source tree is mounted; hidden once the package is loaded."""
 
@@ -48,6 +49,7 @@ def package_image(package: Package, tests: Iterable[str] | None = None) -> Sandb
             "keep": keep,
         },
         mounts=(Mount(source=tree, target=TREE_DIR),),
+        python_paths=(RUNNER_DIR,),
         distributions=("pytest", *package.requires),
         hide=(TREE_DIR,),
     )

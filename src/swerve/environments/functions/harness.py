@@ -1,6 +1,6 @@
 """Runs a package's own tests against one replaced function; lives inside the sandbox, not inside Swerve.
 
-The file stands alone: standard library and pytest only, no import of `swerve`. A sandbox image's warm interpreter
+The file stands alone but for `pytest_runner` beside it: no import of `swerve`. A sandbox image's warm interpreter
 calls `preload` once; it imports the package and collects its tests. Each sandbox is a fork of that interpreter:
 
     preload ---- fork ---- prepare ---- fork ---- visible_tests     the agent's sandbox
@@ -14,7 +14,7 @@ own with a time limit for each; results come back over a pipe.
 """
 
 # Descriptors and signals throughout; pathlib would only cost its import.
-# ruff: noqa: PTH100, PTH118, PTH120, PTH123
+# ruff: noqa: PTH118, PTH123
 
 from __future__ import annotations
 import __future__
@@ -26,110 +26,18 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import json
 import os
-import select
-import signal
 import sys
-import time
 import types
 from typing import Any
 
-REPAIR_FILE = "repair.py"
-CANARY = "canary"
-CPU_LIMIT_S = 1.0
-WALL_LIMIT_S = 8.0
-MAX_NAME_CHARACTERS = 32
-MAX_CAPTURED_VALUES = 16
+import pytest_runner as runner
+from pytest_runner import CANARY, Unusable
 
-_ERROR_NAMES = {"PatternError": "error"}
-"""Errors that newer releases of Python renamed, back under their first name."""
-_TEST_RUNNER_MODULES = frozenset({"_pytest", "iniconfig", "packaging", "pluggy", "py", "pygments", "pytest"})
+REPAIR_FILE = "repair.py"
 _FUTURE_FLAGS = 0
 for _name in __future__.all_feature_names:
     _FUTURE_FLAGS |= getattr(__future__, _name).compiler_flag
-
-
-_INTERNALS = frozenset(
-    [
-        "_getframe",
-        "_pytest",
-        "__base__",
-        "__bases__",
-        "__builtins__",
-        "__closure__",
-        "__code__",
-        "__dict__",
-        "__getattribute__",
-        "__globals__",
-        "__import__",
-        "__loader__",
-        "__mro__",
-        "__reduce__",
-        "__reduce_ex__",
-        "__self__",
-        "__spec__",
-        "__subclasses__",
-        "__traceback__",
-        "__wrapped__",
-        "_thread",
-        "ag_frame",
-        "atexit",
-        "attrgetter",
-        "breakpoint",
-        "builtins",
-        "compile",
-        "cr_frame",
-        "ctypes",
-        "eval",
-        "exec",
-        "exc_info",
-        "f_back",
-        "f_builtins",
-        "f_globals",
-        "f_locals",
-        "faulthandler",
-        "fork",
-        "gc",
-        "gi_frame",
-        "globals",
-        "importlib",
-        "inspect",
-        "locals",
-        "marshal",
-        "methodcaller",
-        "modules",
-        "multiprocessing",
-        "open",
-        "os",
-        "pickle",
-        "posix",
-        "pytest",
-        "runpy",
-        "setprofile",
-        "settrace",
-        "signal",
-        "socket",
-        "subprocess",
-        "swerve_harness",
-        "sys",
-        "tb_frame",
-        "threading",
-        "traceback",
-        "unittest",
-        "vars",
-    ]
-)
-"""Ways out of a function and into the process that tests it, which a repair may use only if the function did."""
-_COMPUTED = "an attribute whose name is computed"
-
-
-class Unusable(Exception):
-    """A repaired text that cannot take the function's place. Its argument is the error name shown to the agent."""
-
-
-class _TooMuchWork(BaseException):
-    """A test that does more than the factory allows."""
 
 
 class _State:
@@ -139,7 +47,6 @@ class _State:
         self.root = ""
         self.items: dict[str, Any] = {}
         self.functions: dict[tuple[str, str], list[tuple[int, types.FunctionType]]] = {}
-        self.errors: dict[str, str] = {}
         self.session: Any = None
         self.prepared: dict[str, Any] = {}
 
@@ -148,44 +55,6 @@ _STATE = _State()
 
 
 # ------------------------------------------------------------------------------------------------- preloading
-
-
-class _OnlyKnownModules(importlib.abc.MetaPathFinder):
-    """Lets in the standard library, pytest, the package's tree and declared requirements, and nothing else.
-
-    So verdicts do not depend on what happens to be installed.
-    """
-
-    def __init__(self, root: str, allowed: frozenset[str]) -> None:
-        self.root = root
-        self.allowed = allowed
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if path is not None or fullname in sys.stdlib_module_names:
-            return None
-        inside = [entry for entry in sys.path if entry.startswith(self.root)]
-        spec = importlib.machinery.PathFinder.find_spec(fullname, inside)
-        if spec is not None or fullname in self.allowed:
-            return spec
-        raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-
-
-class _ShortReports:
-    """A pytest plugin that reports outcomes alone, and remembers what each failing test raised.
-
-    Nobody reads the text of a failure here, and formatting it costs more than most tests do.
-    """
-
-    def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
-        import pytest
-
-        skipped = call.excinfo is not None and isinstance(call.excinfo.value, pytest.skip.Exception)
-        outcome = "passed" if call.excinfo is None else "skipped" if skipped else "failed"
-        return pytest.TestReport(item.nodeid, item.location, {}, outcome, None, call.when)
-
-    def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
-        name: str = call.excinfo.type.__name__
-        _STATE.errors[node.nodeid] = _ERROR_NAMES.get(name, name)
 
 
 def preload(args: dict[str, Any]) -> None:
@@ -198,27 +67,17 @@ def preload(args: dict[str, Any]) -> None:
             `None` for all).
     """
     root = _STATE.root = os.path.realpath(args["root"])
-    os.environ.update(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", TZ="UTC", COLUMNS="80")
-    os.environ.pop("PYTEST_ADDOPTS", None)
-    time.tzset()
-    sys.dont_write_bytecode = True
+    runner.set_environment()
     os.chdir(root)
     sys.path[:0] = [os.path.normpath(os.path.join(root, entry)) for entry in args["import_paths"]]
     import pytest
-    from _pytest.config import _prepareconfig
 
-    sys.meta_path.insert(0, _OnlyKnownModules(root, _TEST_RUNNER_MODULES | frozenset(args["requires"])))
+    sys.meta_path.insert(0, runner.OnlyKnownModules(root, runner.TEST_RUNNER_MODULES | frozenset(args["requires"])))
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
         for module in args["modules"]:
             with contextlib.suppress(Exception, SystemExit, pytest.skip.Exception):
                 importlib.import_module(module)
-        options = "-q -s --assert=plain --tb=native --noconftest -c /dev/null -p no:cacheprovider -p no:warnings"
-        config = _prepareconfig([*options.split(), f"--rootdir={root}", *args["tests"]], [_ShortReports()])
-        config._do_configure()
-        session = _STATE.session = pytest.Session.from_config(config)
-        config.hook.pytest_sessionstart(session=session)
-        with contextlib.suppress(pytest.UsageError):
-            session.perform_collect()
+        session = _STATE.session = runner.collect(root, args["tests"])
     keep = None if args.get("keep") is None else set(args["keep"])
     _STATE.items = {item.nodeid: item for item in session.items if keep is None or item.nodeid in keep}
     session.items = list(_STATE.items.values())
@@ -337,165 +196,6 @@ def _defaults(node: ast.FunctionDef, namespace: dict[str, Any]) -> tuple[Any, An
     return value.__defaults__, value.__kwdefaults__
 
 
-def tampering(text: str, source: str) -> str:
-    """What of the interpreter's insides a text reaches for although the function it replaces did not; empty if nothing.
-
-    The repair shares a process with the tests and with whoever reports their results, so it may not look around there.
-    """
-    found = sorted(_reaches(text) - _reaches(source))
-    return f"reaches for {', '.join(found)}" if found else ""
-
-
-def _reaches(text: str) -> set[str]:
-    try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set()
-    names: set[str] = set()
-    for node in nodes:
-        if isinstance(node, ast.Name):
-            names.add(node.id)
-        elif isinstance(node, ast.Attribute):
-            names.add(node.attr)
-        elif isinstance(node, ast.Import):
-            names.update(part for alias in node.names for part in alias.name.split("."))
-        elif isinstance(node, ast.ImportFrom):
-            names.update((node.module or "").split("."))
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "setattr", "delattr"):
-            name = getattr(node.args[1], "value", None) if len(node.args) > 1 else None
-            names.add(name if isinstance(name, str) else _COMPUTED)
-    return names & (_INTERNALS | {_COMPUTED})
-
-
-# ------------------------------------------------------------------------------------------------ running tests
-
-
-def _outcome(item: Any) -> tuple[str, str]:
-    """Run one test through pytest's protocol: its status, and the name of the error if it did not pass."""
-    from _pytest.runner import runtestprotocol
-
-    _STATE.errors.pop(item.nodeid, None)
-    reports = runtestprotocol(item, nextitem=None, log=False)
-    error = _STATE.errors.get(item.nodeid, "")
-    by_phase = {report.when: report.outcome for report in reports}
-    if by_phase.get("setup") == "skipped" or by_phase.get("call") == "skipped":
-        return "skipped", ""
-    if by_phase.get("setup") != "passed":
-        return "error", error or "Error"
-    if by_phase.get("call") != "passed":
-        return "failed", error or "Error"
-    if by_phase.get("teardown") != "passed":
-        return "error", error or "Error"
-    return ("passed", "") if len(reports) == 3 else ("error", "Error")
-
-
-def run(
-    jobs: list[Any],
-    begin: Any = None,
-    stop_on_failure: bool = False,
-    cpu_limit_s: float = CPU_LIMIT_S,
-    wall_limit_s: float = WALL_LIMIT_S,
-) -> list[Any]:
-    """Do jobs one after another in a worker process, a new one after each crash or time-out.
-
-    Args:
-        jobs: Callables that return JSON values, by custom `[status, error name]`.
-        begin: Called first in each worker; `Unusable` from it is the outcome of every job.
-        stop_on_failure: Leave the rest as `not_run` after the first job that did not pass.
-        cpu_limit_s: Processor seconds of one job.
-        wall_limit_s: Wall-clock seconds of one job.
-
-    Returns:
-        One value per job.
-    """
-    results: list[Any] = []
-    while len(results) < len(jobs):
-        fresh, cause = _worker(jobs, len(results), begin, stop_on_failure, cpu_limit_s, wall_limit_s)
-        results.extend(fresh)
-        if cause and len(results) < len(jobs):
-            results.append([cause, "TimeoutError" if cause == "timeout" else "SystemExit"])
-        if stop_on_failure and any(result[0] != "passed" for result in results):
-            results.extend([["not_run", ""]] * (len(jobs) - len(results)))
-        elif not cause and not fresh:
-            raise RuntimeError("a test worker ended without a result")
-    return results
-
-
-def _worker(jobs: list[Any], first: int, begin: Any, stop: bool, cpu: float, wall: float) -> tuple[list[Any], str]:
-    """Fork a worker for the jobs from `first` on; return what it reported and, if it died, why."""
-    reader, writer = os.pipe()
-    token = os.urandom(16).hex().encode()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(reader)
-            os.setsid()
-            null = os.open(os.devnull, os.O_RDWR)
-            for descriptor in (0, 1, 2):
-                os.dup2(null, descriptor)
-            _work(jobs, first, begin, stop, cpu, writer, token)
-        finally:
-            os._exit(0)
-    os.close(writer)
-    results: list[Any] = []
-    cause = ""
-    try:
-        buffer = b""
-        deadline = time.monotonic() + wall
-        while len(results) < len(jobs) - first:
-            ready = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]
-            if not ready:
-                cause = "timeout"
-                break
-            chunk = os.read(reader, 65536)
-            if not chunk:
-                break
-            buffer += chunk
-            *lines, buffer = buffer.split(b"\n")
-            if not all(line.startswith(token) for line in lines):
-                cause = "tampered"
-                break
-            results.extend(json.loads(line[len(token) :]) for line in lines)
-            if lines:
-                deadline = time.monotonic() + wall
-    finally:
-        os.close(reader)
-        with contextlib.suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-    stopped = stop and bool(results) and results[-1][0] != "passed"
-    if not cause and len(results) < len(jobs) - first and not stopped:
-        over_time = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
-        cause = "timeout" if over_time else "crashed"
-    return results, cause
-
-
-def _work(jobs: list[Any], first: int, begin: Any, stop: bool, cpu: float, writer: int, token: bytes) -> None:
-    try:
-        if begin is not None:
-            begin()
-        unusable = None
-    except Unusable as error:
-        unusable = ["invalid", str(error)]
-    for job in jobs[first:]:
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_PROF, cpu)
-        result = unusable or job()
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        data = token + json.dumps(result).encode() + b"\n"
-        while data:
-            data = data[os.write(writer, data) :]
-        if stop and result[0] != "passed":
-            break
-
-
-def _test_job(item: Any) -> Any:
-    return lambda: _outcome(item)
-
-
 # ------------------------------------------------------------------------------------- the agent's sandbox
 
 
@@ -593,89 +293,17 @@ def visible_tests(payload: Any = None) -> str:
     if text is None:
         results: list[Any] = [["error", "FileNotFoundError"]] * len(items)
     else:
-        results = run([_test_job(item) for item in items.values()], lambda: install(function, text))
+        results = runner.run([runner.job_of(item) for item in items.values()], lambda: install(function, text))
     lines = []
     for identifier, (status, error) in zip(items, results, strict=True):
-        name = display_name(identifier)
+        name = runner.display_name(identifier)
         lines.append(f"{name} ok" if status == "passed" else f"{name} FAILED {error or status}")
     num_failed = sum(status != "passed" for status, _ in results)
     lines.append(f"{num_failed} failed" if num_failed else "all passed")
     return "\n".join(lines) + "\n"
 
 
-def display_name(identifier: str) -> str:
-    """A test's name as agents see it: without file, class and parameters."""
-    name = identifier.partition("[")[0].rpartition("::")[2]
-    return name[:MAX_NAME_CHARACTERS].rstrip("_")
-
-
 # ------------------------------------------------------------------------------------- the grader's sandbox
-
-
-class _Stranger:
-    """Equal to nothing but itself."""
-
-
-class _Canary:
-    """A test that must fail: it asserts that some value the function returned equals a value it never saw.
-
-    An honest function's values do not. A function that returns objects equal to everything, and one that makes
-    pytest report success, betray themselves: the canary passes.
-    """
-
-    def __init__(self, objects: list[types.FunctionType], probe: Any) -> None:
-        self.objects = objects
-        self.probe = probe
-        self.captured: list[Any] = []
-
-    def watch(self) -> None:
-        """Run one test again and keep what the function returns or yields."""
-        codes = {value.__code__ for value in self.objects}
-
-        def profile(frame: Any, event: str, value: Any) -> None:
-            if event == "return" and frame.f_code in codes and len(self.captured) < MAX_CAPTURED_VALUES:
-                self.captured.append(value)
-
-        stranger = _Stranger()
-        sys.setprofile(profile)
-        _outcome(self.probe)
-        if sys.getprofile() is not profile:
-            self.captured = [_AlwaysEqual()]
-        sys.setprofile(None)
-
-        def must_fail() -> None:
-            assert any(_equals(value, stranger, 3) for value in self.captured)
-
-        self.function = must_fail
-
-    def outcome(self) -> tuple[str, str]:
-        """Run the canary through the same protocol as the tests."""
-        import pytest
-
-        self.watch()
-        parent = self.probe.getparent(pytest.Module)
-        name = "test_" + os.urandom(6).hex()
-        return _outcome(pytest.Function.from_parent(parent, name=name, callobj=self.function))
-
-
-class _AlwaysEqual:
-    __hash__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-
-def _equals(value: Any, stranger: Any, depth: int) -> bool:
-    try:
-        if bool(value == stranger) or not bool(value != stranger):
-            return True
-    except Exception:
-        return False
-    if depth and isinstance(value, dict):
-        return any(_equals(entry, stranger, depth - 1) for pair in list(value.items())[:64] for entry in pair)
-    if depth and isinstance(value, (list, tuple, set, frozenset)):
-        return any(_equals(entry, stranger, depth - 1) for entry in list(value)[:64])
-    return False
 
 
 def grade(payload: dict[str, Any]) -> dict[str, Any]:
@@ -695,12 +323,14 @@ def grade(payload: dict[str, Any]) -> dict[str, Any]:
         raise LookupError(f"the image does not hold the test {missing[0]}")
     if not find_function(function):
         raise LookupError(f"the image does not hold the function {function['qualname']} of {function['file']}")
-    if reason := tampering(payload["text"], function["source"]):
+    if reason := runner.tampering(payload["text"], function["source"]):
         statuses = dict.fromkeys(payload["tests"], "not_run")
         return {"statuses": statuses, CANARY: "not_run", "num_results": len(statuses) + 1, "tampering": reason}
-    jobs = [_test_job(_STATE.items[identifier]) for identifier in payload["tests"]]
-    canary = _Canary(find_function(function), _STATE.items[payload["probe"]])
-    results = run(
+    jobs = [runner.job_of(_STATE.items[identifier]) for identifier in payload["tests"]]
+    objects = find_function(function)
+    probe = _STATE.items[payload["probe"]]
+    canary = runner.Canary(probe, lambda code: any(code is value.__code__ for value in objects))
+    results = runner.run(
         [*jobs, canary.outcome],
         lambda: install(function, payload["text"]),
         stop_on_failure=payload.get("stop_on_failure", True),
@@ -715,28 +345,6 @@ def grade(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------- the factory's sandbox
-
-_UNREPEATABLE = frozenset(
-    (
-        "fork",
-        "fork_exec",
-        "getpid",
-        "getrandbits",
-        "gettempdir",
-        "now",
-        "posix_spawn",
-        "random",
-        "sleep",
-        "start_joinable_thread",
-        "start_new_thread",
-        "time",
-        "time_ns",
-        "today",
-        "urandom",
-        "utcnow",
-    )
-)
-"""Built-in functions whose callers do not repeat, or not in a sandbox."""
 
 
 def survey(payload: dict[str, Any]) -> list[dict[str, Any]]:
@@ -755,47 +363,14 @@ def survey(payload: dict[str, Any]) -> list[dict[str, Any]]:
         codes.update(dict.fromkeys((value.__code__ for value in find_function(function)), index))
 
     def job(identifier: str) -> Any:
-        return lambda: _survey_one(identifier, codes, payload["max_calls"])
+        return lambda: runner.survey(_STATE.items[identifier], codes.get, payload["max_calls"])
 
-    results = run([job(identifier) for identifier in _STATE.items])
+    results = runner.run([job(identifier) for identifier in _STATE.items])
     rows = []
     for identifier, result in zip(_STATE.items, results, strict=True):
         calls, entered = (result[2], result[3]) if len(result) == 4 else (0, [])
         rows.append({"id": identifier, "status": result[0], "calls": calls, "functions": entered})
     return rows
-
-
-def _survey_one(identifier: str, codes: dict[types.CodeType, int], max_calls: int) -> list[Any]:
-    item = _STATE.items[identifier]
-    entered: set[int] = set()
-    num_calls = 0
-    unrepeatable = False
-    runner = os.path.dirname(os.path.abspath(sys.modules["_pytest"].__file__ or ""))
-
-    def profile(frame: Any, event: str, value: Any) -> None:
-        nonlocal num_calls, unrepeatable
-        if event == "call":
-            num_calls += 1
-            index = codes.get(frame.f_code)
-            if index is not None:
-                entered.add(index)
-            if num_calls > max_calls:
-                raise _TooMuchWork
-        elif event == "c_call":
-            num_calls += 1
-            if value.__name__ in _UNREPEATABLE and not frame.f_code.co_filename.startswith(runner):
-                unrepeatable = True
-
-    sys.setprofile(profile)
-    try:
-        status, error = _outcome(item)
-    except _TooMuchWork:
-        status, error = "too_long", ""
-    finally:
-        sys.setprofile(None)
-    if num_calls > max_calls:
-        status = "too_long"
-    return ["unrepeatable" if unrepeatable else status, error, num_calls, sorted(entered)]
 
 
 def verdicts(payload: dict[str, Any]) -> list[list[list[str]]]:
@@ -814,6 +389,6 @@ def verdicts(payload: dict[str, Any]) -> list[list[list[str]]]:
         def begin(function: dict[str, Any] = function, text: str = text) -> None:
             install(function, text)
 
-        jobs = [_test_job(_STATE.items[identifier]) for identifier in case["tests"]]
-        results.append(run(jobs, begin, stop_on_failure=case["stop_on_failure"]))
+        jobs = [runner.job_of(_STATE.items[identifier]) for identifier in case["tests"]]
+        results.append(runner.run(jobs, begin, stop_on_failure=case["stop_on_failure"]))
     return results

@@ -1,0 +1,1 @@
+"""Owns what harnesses import inside sandboxes; its modules stand alone."""

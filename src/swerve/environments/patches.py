@@ -1,0 +1,144 @@
+"""Unified diffs between texts: made, and applied in either direction, strictly."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from swerve.types import SwerveError, Work
+
+_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_NO_NEWLINE = "\\ No newline at end of file\n"
+_NOTHING = "/dev/null"
+
+_Hunk: TypeAlias = tuple[int, int, list[str]]
+"""First line before and after, and the lines with their marks."""
+
+
+def make_patch(before: Work, after: Work) -> str:
+    """The unified diff that turns some texts into others.
+
+    Args:
+        before: Text by path; a path that is missing, or `None`, is no file.
+        after: The same, afterwards.
+
+    Returns:
+        The diff, files in order of path; empty where nothing differs.
+    """
+    pieces: list[str] = []
+    for path in sorted({*before, *after}):
+        old, new = before.get(path), after.get(path)
+        if old == new:
+            continue
+        names = (_NOTHING if old is None else f"a/{path}", _NOTHING if new is None else f"b/{path}")
+        for line in difflib.unified_diff(_lines(old or ""), _lines(new or ""), *names):
+            pieces.append(line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}")
+    return "".join(pieces)
+
+
+def patched_paths(patch: str) -> list[str]:
+    """Paths of the files a diff is about, in its order."""
+    return [old or new or "" for old, new, _ in _files(patch)]
+
+
+def apply_patch(files: Mapping[str, str], patch: str, *, reverse: bool = False) -> dict[str, str | None]:
+    """Apply a unified diff.
+
+    Args:
+        files: Text by path, of at least the files that the diff is about.
+        patch: The diff.
+        reverse: Turn what it leads to into what it starts from.
+
+    Returns:
+        New text by path of the files it is about; `None` for one that is no more.
+
+    Raises:
+        SwerveError: It does not fit the texts, or is no unified diff.
+    """
+    result: dict[str, str | None] = {}
+    for old, new, hunks in _files(patch):
+        source, target = (new, old) if reverse else (old, new)
+        path = source or target
+        assert path is not None
+        if source is not None and source not in files:
+            raise SwerveError(f"the patch is about {source}, which is not there")
+        lines = [] if source is None else _lines(files[source])
+        changed = _apply(path, lines, hunks, reverse)
+        if source is not None and source != target:
+            result[source] = None
+        if target is not None:
+            result[target] = "".join(changed)
+    return result
+
+
+def _apply(path: str, lines: list[str], hunks: list[_Hunk], reverse: bool) -> list[str]:
+    result: list[str] = []
+    position = 0
+    kept, gone = (" +", "+") if reverse else (" -", "-")
+    for old_start, new_start, body in hunks:
+        before = [line[1:] for line in body if line[0] in kept]
+        after = [line[1:] for line in body if line[0] != gone]
+        first = new_start if reverse else old_start
+        first = first - 1 if before else first  # a hunk of nothing but additions names the line before them
+        if first < position or lines[first : first + len(before)] != before:
+            raise SwerveError(f"the patch does not fit {path} at line {first + 1}")
+        result += lines[position:first] + after
+        position = first + len(before)
+    return result + lines[position:]
+
+
+def _files(patch: str) -> list[tuple[str | None, str | None, list[_Hunk]]]:
+    """Old path, new path and hunks of each file."""
+    files: list[tuple[str | None, str | None, list[_Hunk]]] = []
+    lines = _lines(patch)
+    position = 0
+    while position < len(lines):
+        if not lines[position].startswith("--- "):
+            position += 1  # what git and others write between files
+            continue
+        if position + 1 == len(lines) or not lines[position + 1].startswith("+++ "):
+            raise SwerveError(f"line {position + 1} of the patch: a `---` line without its `+++`")
+        names = _path(lines[position], "a/"), _path(lines[position + 1], "b/")
+        if names == (None, None):
+            raise SwerveError(f"line {position + 1} of the patch: names no file")
+        hunks: list[_Hunk] = []
+        position += 2
+        while position < len(lines) and (found := _HUNK.match(lines[position])):
+            position, body = _body(lines, position + 1, int(found[2] or 1), int(found[4] or 1))
+            hunks.append((int(found[1]), int(found[3]), body))
+        if not hunks:
+            raise SwerveError(f"line {position} of the patch: a file without a hunk")
+        files.append((*names, hunks))
+    if patch.strip() and not files:
+        raise SwerveError("not a unified diff")
+    return files
+
+
+def _body(lines: list[str], position: int, num_old: int, num_new: int) -> tuple[int, list[str]]:
+    body: list[str] = []
+    while num_old or num_new:
+        line = lines[position] if position < len(lines) else ""
+        mark = line[:1]
+        if mark not in ("-", "+", " ") or (mark != "+" and not num_old) or (mark != "-" and not num_new):
+            raise SwerveError(f"line {position + 1} of the patch: the hunk has other lines than it says")
+        num_old -= mark != "+"
+        num_new -= mark != "-"
+        body.append(line)
+        position += 1
+        if position < len(lines) and lines[position] == _NO_NEWLINE:
+            body[-1] = body[-1].removesuffix("\n")
+            position += 1
+    return position, body
+
+
+def _path(line: str, prefix: str) -> str | None:
+    name = line[4:].rstrip("\n").split("\t")[0]
+    return None if name == _NOTHING else name.removeprefix(prefix)
+
+
+def _lines(text: str) -> list[str]:
+    """Lines with their newlines; no other character ends a line."""
+    *whole, last = text.split("\n")
+    return [f"{line}\n" for line in whole] + ([last] if last else [])
