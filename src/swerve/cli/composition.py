@@ -140,8 +140,9 @@ def environment_of(tasks: Sequence[Task]) -> Environment:
     families = sorted({task.family for task in tasks})
     if len(families) != 1:
         raise SwerveError(f"the tasks are of several families ({', '.join(families)}): a run has one environment")
+    known = ", ".join(sorted(_ENVIRONMENTS))
     if families[0] not in _ENVIRONMENTS:
-        raise SwerveError(f"tasks of family {families[0]}: there is no such environment; there are functions and mini")
+        raise SwerveError(f"tasks of family {families[0]}: there is no such environment; there are {known}")
     return _ENVIRONMENTS[families[0]](tasks)
 
 
@@ -157,7 +158,17 @@ def _mini(tasks: Sequence[Task]) -> Environment:
     return MiniEnvironment()
 
 
-_ENVIRONMENTS: dict[str, Callable[[Sequence[Task]], Environment]] = {"functions": _functions, "mini": _mini}
+def _repository(tasks: Sequence[Task]) -> Environment:
+    from swerve.environments.repository import RepositoryEnvironment
+
+    return RepositoryEnvironment(tasks)
+
+
+_ENVIRONMENTS: dict[str, Callable[[Sequence[Task]], Environment]] = {
+    "functions": _functions,
+    "mini": _mini,
+    "repository": _repository,
+}
 
 
 def make_engine(policy: LoadedPolicy, rollout: Rollout, version: int = 0, params: Any = None) -> EmbeddedEngine:

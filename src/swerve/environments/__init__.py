@@ -5,6 +5,7 @@ grader turns an agent's edit into a reward in a fresh sandbox.
 """
 
 from swerve.environments.grading import Environment, Grader, GradeResult
+from swerve.environments.splits import hold_out
 from swerve.environments.tasks import (
     REPAIR_FILE,
     SPLITS,
@@ -26,6 +27,7 @@ __all__ = [
     "Grader",
     "find_task",
     "gold_text",
+    "hold_out",
     "load_split",
     "load_tasks",
     "save_tasks",

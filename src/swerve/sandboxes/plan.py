@@ -19,7 +19,21 @@ from swerve.sandboxes.protocol import WORKDIR, SandboxImage
 from swerve.types import MachineError, SwerveError
 
 GUEST_DIR = Path(__file__).with_name("guest")
-GUEST_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from guest.__main__ import main; main(sys.argv[2:])"
+GUEST_PROGRAM = """
+import ast, os, sys
+if sys.flags.hash_randomization:
+    held = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("PYTHON")}
+    os.environ.update(PYTHONHASHSEED="0", SWERVE_HELD=repr(held))
+    command = open("/proc/self/cmdline", "rb").read().split(b"\\0")[:-1]
+    command[command.index(b"-I")] = b"-sP"
+    os.execve(command[0], command, os.environ)
+del os.environ["PYTHONHASHSEED"]
+os.environ.update(ast.literal_eval(os.environ.pop("SWERVE_HELD")))
+sys.path.insert(0, sys.argv[1])
+from guest.__main__ import main
+main(sys.argv[2:])
+"""
+"""What the guest's interpreter runs: it starts anew with a fixed order of sets, which `-I` alone would not keep."""
 UNPRIVILEGED_ID = 65532
 """User and group a root launcher becomes. No files belong to it."""
 

@@ -1,8 +1,9 @@
 """Mint, check and look at tasks.
 
-`mint` makes a family's two task files anew, the same bytes every time; `verify` reads a task file strictly, and with
---run grades every task's broken and mended text in real sandboxes; `show` prints one task; `stats` counts; `baseline`
-prints what blind enumeration of plausible edits achieves, which a policy must beat.
+`mint` makes tasks of packages, the same bytes every time; `verify` reads a task file strictly and grades, in real
+sandboxes, the work of an agent that does nothing and of one that makes the gold patch; `show` prints one task; `stats`
+counts; `split` holds whole packages or files out; `baseline` prints what blind enumeration of plausible edits achieves,
+which a policy must beat.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swerve.cli.minting import FAMILIES, add_mint_arguments, run_mint
 from swerve.config import cache_directory
 from swerve.telemetry import machine_faults
 from swerve.types import SwerveError
@@ -24,46 +26,43 @@ from swerve.types import SwerveError
 if TYPE_CHECKING:
     from swerve.types import Task
 
-FAMILIES = ("functions", "mini")
 TRIES = (1, 2, 3, 4, 5)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the actions."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    mint = actions.add_parser("mint", help="make a family's training and held-out task files")
-    mint.add_argument("family", choices=FAMILIES)
-    mint.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where the files go (here)")
-    mint.add_argument("--package", action="append", default=[], metavar="NAME", help="functions: only this package")
-    for name, default in (("train", 700), ("validation", 251)):
-        mint.add_argument(f"--num-{name}", type=int, default=default, metavar="INT", help="tasks (%(default)s)")
-    verify = actions.add_parser("verify", help="check a task file")
-    verify.add_argument("--run", action="store_true", help="grade the broken and the mended text of every task")
+    add_mint_arguments(actions.add_parser("mint", help="make tasks of packages"))
+    verify = actions.add_parser("verify", help="check a task file, and that its tasks hold")
+    verify.add_argument("--read-only", action="store_true", help="read the file, and grade nothing")
+    verify.add_argument("--jobs", type=int, default=2, metavar="INT", help="tasks graded at once (%(default)s)")
     show = actions.add_parser("show", help="print one task")
     show.add_argument("task", metavar="TASK_ID", help="id of a task")
     stats = actions.add_parser("stats", help="count tasks by package, kind of change and licence")
+    split = actions.add_parser("split", help="hold whole packages or files out")
+    split.add_argument("--by", choices=("package", "file"), default="package", help="what stays together (%(default)s)")
+    split.add_argument("--validation-share", type=float, default=0.25, metavar="FLOAT", help="held out (%(default)s)")
+    split.add_argument("--seed", type=int, default=1, metavar="INT", help="decides what is held out (%(default)s)")
+    split.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where the two files go (here)")
     baseline = actions.add_parser("baseline", help="print what blind enumeration achieves")
     baseline.add_argument(
         "--exact", action="store_true", help="grade every candidate, for some resolve besides the fix"
     )
-    for action in (verify, show, stats, baseline):
-        action.add_argument(
-            "--tasks",
-            default="functions",
-            metavar="FILE",
-            help="a task file, or functions, mini: the held-out tasks of a family; functions:train its training tasks",
-        )
+    told = "a task file, or functions, mini: the held-out tasks of a family; functions:train its training tasks"
+    for action in (verify, stats, split, baseline):
+        action.add_argument("tasks", nargs="?", default="functions", metavar="FILE", help=told)
+    show.add_argument("--tasks", default="functions", metavar="FILE", help=told)
+    for action in (verify, show, stats, split, baseline):
         action.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Does one of them."""
     if arguments.action == "mint":
-        return _mint(arguments)
+        return run_mint(arguments)
     tasks = _load(arguments.tasks)
-    return {"verify": _verify, "show": _show, "stats": _stats, "baseline": _baseline}[arguments.action](
-        arguments, tasks
-    )
+    actions = {"verify": _verify, "show": _show, "stats": _stats, "split": _split, "baseline": _baseline}
+    return actions[arguments.action](arguments, tasks)
 
 
 def _load(name: str) -> list[Task]:
@@ -72,77 +71,77 @@ def _load(name: str) -> list[Task]:
     family, _, split = name.partition(":")
     if family in FAMILIES:
         if split not in ("", "train", "validation"):
-            raise SwerveError(f"--tasks {name}: a family's tasks are {family}:train or {family}:validation")
+            raise SwerveError(f"{name}: a family's tasks are {family}:train or {family}:validation")
         return load_tasks(shipped_file(family, split or "validation"))
     return load_tasks(name)
 
 
-def _mint(arguments: argparse.Namespace) -> int:
-    from swerve.environments import save_tasks
-
-    for split in ("train", "validation"):
-        if (number := getattr(arguments, f"num_{split}")) < 1:
-            raise SwerveError(f"--num-{split} {number}: must be at least 1: a task file without tasks is none")
-    with machine_faults(arguments.out):
-        arguments.out.mkdir(parents=True, exist_ok=True)
-    if arguments.family == "functions":
-        from swerve.environments.functions.mint import mint
-        from swerve.environments.functions.recipe import MintRecipe
-
-        recipe = MintRecipe(
-            packages=tuple(arguments.package),
-            num_train=arguments.num_train,
-            num_validation=arguments.num_validation,
-        )
-        made = mint(recipe, lambda line: print(line, file=sys.stderr, flush=True))
-        train, validation = made.train, made.validation
-    else:
-        if arguments.package:
-            raise SwerveError("--package: the mini family is generated; it has no packages")
-        from swerve.environments.mini import mint_mini
-
-        train, validation = mint_mini(num_train=arguments.num_train, num_validation=arguments.num_validation)
-    for split, tasks in (("train", train), ("validation", validation)):
-        path = arguments.out / f"{arguments.family}_{split}.jsonl.xz"
-        save_tasks(path, tasks)
-        print(f"{path}: {len(tasks)} tasks")
-    return 0
-
-
 def _verify(arguments: argparse.Namespace, tasks: Sequence[Task]) -> int:
-    faults: dict[str, str] = asyncio.run(_grade_both(tasks)) if arguments.run else {}
+    if arguments.jobs < 1:
+        raise SwerveError(f"--jobs {arguments.jobs}: must be at least 1")
+    faults = {} if arguments.read_only else asyncio.run(_grade_both(tasks, arguments.jobs))
     if arguments.json:
-        print(json.dumps({"tasks": len(tasks), "graded": bool(arguments.run), "faults": faults}, indent=2))
+        print(json.dumps({"tasks": len(tasks), "graded": not arguments.read_only, "faults": faults}, indent=2))
     else:
         for task, fault in faults.items():
             print(f"{task}: {fault}")
-        graded = ", broken and mended text graded" if arguments.run else ""
+        graded = "" if arguments.read_only else ", no work and the gold patch graded"
         print(f"{len(tasks)} tasks read{graded}, {len(faults)} at fault")
     return 2 if faults else 0
 
 
-async def _grade_both(tasks: Sequence[Task]) -> dict[str, str]:
+async def _grade_both(tasks: Sequence[Task], jobs: int) -> dict[str, str]:
+    """What is wrong, by task: doing nothing must earn 0, the gold patch 1."""
     from swerve.cli.composition import environment_of
-    from swerve.environments import REPAIR_FILE, Grader, gold_text
+    from swerve.environments import Grader
     from swerve.sandboxes import SandboxPool
 
     environment = environment_of(tasks)
     faults: dict[str, str] = {}
+    num_done = 0
     async with SandboxPool(environment.images()) as pool:
-        grader, gate = Grader(pool, environment), asyncio.Semaphore(2)
+        grader, gate = Grader(pool, environment), asyncio.Semaphore(jobs)
 
         async def one(task: Task) -> None:
+            nonlocal num_done
             async with gate:
-                for what, text, wanted in (
-                    ("broken", task.workspace[REPAIR_FILE], 0.0),
-                    ("mended", gold_text(task), 1.0),
+                for what, work, wanted in (
+                    ("doing nothing", environment.no_work(task), 0.0),
+                    ("the gold patch", environment.gold_work(task), 1.0),
                 ):
-                    grade = await grader.grade(task, {REPAIR_FILE: text})
+                    grade = await grader.grade(task, work)
                     if grade.reward != wanted:
-                        faults[task.id] = f"the {what} text earns {grade.reward}, expected {wanted}; {grade.error}"
+                        faults[task.id] = f"{what} earns {grade.reward}, expected {wanted}; {grade.error}".rstrip("; ")
+            num_done += 1
+            if num_done % 50 == 0:
+                print(f"{num_done} of {len(tasks)} graded, {len(faults)} at fault", file=sys.stderr, flush=True)
 
         await asyncio.gather(*map(one, tasks))
-    return faults
+    return {task.id: faults[task.id] for task in tasks if task.id in faults}
+
+
+def _split(arguments: argparse.Namespace, tasks: Sequence[Task]) -> int:
+    from swerve.environments import hold_out, save_tasks
+
+    if not Path(arguments.tasks).is_file():
+        raise SwerveError(f"tasks split {arguments.tasks}: name a task file; the shipped families are split already")
+    train, validation = hold_out(
+        tasks, by=arguments.by, share=arguments.validation_share, seed=arguments.seed, where=arguments.tasks
+    )
+    with machine_faults(arguments.out):
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    name = Path(arguments.tasks).name
+    suffix = ".jsonl.xz" if name.endswith(".xz") else ".jsonl"
+    files = {}
+    for split, group in (("train", train), ("validation", validation)):
+        path = arguments.out / f"{name.removesuffix('.xz').removesuffix('.jsonl')}_{split}{suffix}"
+        save_tasks(path, group)
+        files[str(path)] = len(group)
+    if arguments.json:
+        print(json.dumps(files, indent=2))
+    else:
+        print("\n".join(f"{path}: {number} tasks" for path, number in files.items()))
+    return 0
 
 
 def _show(arguments: argparse.Namespace, tasks: Sequence[Task]) -> int:

@@ -8,12 +8,9 @@ the cache directory, under its digest, atomically.
 from __future__ import annotations
 
 import ast
-import hashlib
 import io
 import lzma
-import shutil
 import tarfile
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,11 +18,10 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from swerve.config import cache_directory
+from swerve.environments.archives import ARCHIVES_DIR, extracted
 from swerve.environments.functions.mutations import normalise_function, parse
-from swerve.types import MachineError, SwerveError
+from swerve.types import SwerveError
 
-ARCHIVES_DIR = Path(__file__).parent.parent / "data" / "archives"
 LOCK_FILE = ARCHIVES_DIR / "archives.lock.toml"
 PERMISSIVE = frozenset({"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "PSF-2.0"})
 
@@ -125,36 +121,7 @@ def source_tree(package: Package) -> Path:
         SwerveError: The archive is missing or its digest is not the recorded one.
         MachineError: It cannot be extracted.
     """
-    target = cache_directory() / "archives" / f"{package.name}-{package.version}-{package.sha256[:16]}"
-    if target.is_dir():
-        return target
-    archive = ARCHIVES_DIR / package.file
-    try:
-        digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    except FileNotFoundError:
-        raise SwerveError(f"{archive}: missing; install the package again") from None
-    if digest != package.sha256:
-        raise SwerveError(f"{archive}: SHA-256 is {digest}, expected {package.sha256}; fetch it again")
-    scratch = None
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".extract.", dir=target.parent))
-        with tarfile.open(archive) as file:
-            file.extractall(scratch, filter="data")
-        (top,) = scratch.iterdir()
-        for path in [top, *top.rglob("*")]:
-            path.chmod(0o755 if path.is_dir() else 0o644)
-        try:
-            top.rename(target)
-        except OSError:
-            if not target.is_dir():
-                raise
-    except (OSError, ValueError, tarfile.TarError) as error:
-        raise MachineError(f"{target}: cannot extract {package.file}: {error}") from None
-    finally:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
-    return target
+    return extracted(ARCHIVES_DIR / package.file, package.name, package.version, package.sha256)
 
 
 def source_files(package: Package, tree: Path) -> list[str]:
@@ -215,7 +182,7 @@ def functions(package: Package, tree: Path) -> Iterator[SourceFunction]:
         except (SyntaxError, ValueError):
             continue
         lines = text.split("\n")
-        for node, qualname in _definitions(module, ""):
+        for node, qualname in definitions(module, ""):
             if file in package.skip or f"{file}::{qualname}" in package.skip:
                 continue
             source = normalise_function("\n".join(lines[node.lineno - 1 : node.end_lineno]))
@@ -225,15 +192,15 @@ def functions(package: Package, tree: Path) -> Iterator[SourceFunction]:
                 )
 
 
-def _definitions(parent: ast.AST, prefix: str) -> Iterator[tuple[ast.FunctionDef, str]]:
+def definitions(parent: ast.AST, prefix: str) -> Iterator[tuple[ast.FunctionDef, str]]:
     """Functions of a module and of its classes; none that are made inside another function."""
     for node in ast.iter_child_nodes(parent):
         if isinstance(node, ast.FunctionDef):
             yield node, prefix + node.name
         elif isinstance(node, ast.ClassDef):
-            yield from _definitions(node, f"{prefix}{node.name}.")
+            yield from definitions(node, f"{prefix}{node.name}.")
         elif isinstance(node, (ast.If, ast.Try, ast.With, ast.ExceptHandler)):
-            yield from _definitions(node, prefix)
+            yield from definitions(node, prefix)
 
 
 def test_source(tree: Path, identifier: str) -> str:
@@ -262,6 +229,6 @@ def _test_places(path: Path) -> tuple[list[str], dict[str, tuple[int, int]]]:
     text = path.read_text("utf-8", errors="replace")
     places = {
         qualname.replace(".", "::"): (node.lineno, node.end_lineno or node.lineno)
-        for node, qualname in _definitions(parse(text), "")
+        for node, qualname in definitions(parse(text), "")
     }
     return text.split("\n"), places

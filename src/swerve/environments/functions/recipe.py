@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +49,15 @@ class MintRecipe:
     max_visible_characters: int = 1500
 
 
-def rank(recipe: MintRecipe, *parts: object) -> str:
+class Seeded(Protocol):
+    """What has a seed."""
+
+    @property
+    def seed(self) -> int:
+        """Decides what is taken."""
+        ...
+
+
+def rank(recipe: Seeded, *parts: object) -> str:
     """A repeatable random order: sorts equally everywhere."""
     return hashlib.sha256(json.dumps([recipe.seed, *map(str, parts)]).encode()).hexdigest()

@@ -452,7 +452,7 @@ def _equals(value: Any, stranger: Any, depth: int) -> bool:
 
 # ---------------------------------------------------------------------------------------------------- surveying
 
-_UNREPEATABLE = frozenset(
+UNREPEATABLE = frozenset(
     (
         "fork",
         "fork_exec",
@@ -475,17 +475,23 @@ _UNREPEATABLE = frozenset(
 """Built-in functions whose callers do not repeat, or not in a sandbox."""
 
 
-def survey(item: Any, key_of: Callable[[types.CodeType], Any], max_calls: int) -> list[Any]:
+def survey(
+    item: Any,
+    key_of: Callable[[types.CodeType], Any],
+    max_calls: int,
+    unrepeatable_calls: frozenset[str] = UNREPEATABLE,
+) -> list[Any]:
     """Run a test once and note what code it enters.
 
     Args:
         item: The test.
         key_of: Sortable name of a piece of code, or `None` for code that is of no interest.
         max_calls: Function calls it may make; a repeatable measure of its time.
+        unrepeatable_calls: Built-in functions that it may not call.
 
     Returns:
         Its status, the name of its error, the calls it made, and the names of what it entered, sorted. A test that
-        sleeps, forks, starts threads, reads the clock or draws random numbers has status `unrepeatable`.
+        calls what it may not has status `unrepeatable`.
     """
     entered: set[Any] = set()
     num_calls = 0
@@ -503,7 +509,7 @@ def survey(item: Any, key_of: Callable[[types.CodeType], Any], max_calls: int) -
                 raise _TooMuchWork
         elif event == "c_call":
             num_calls += 1
-            if value.__name__ in _UNREPEATABLE and not frame.f_code.co_filename.startswith(runner):
+            if value.__name__ in unrepeatable_calls and not frame.f_code.co_filename.startswith(runner):
                 unrepeatable = True
 
     sys.setprofile(profile)
