@@ -9,9 +9,11 @@ import pytest
 from swerve.cli.parser import Parser
 from swerve.cli.registry import commands
 from swerve.config import parse_recipe, read_recipe, render
+from swerve.environments.repository import recipe as factory
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-RECIPES = sorted(ROOT.glob("recipes/**/*.toml"))
+RECIPES = sorted(path for path in ROOT.glob("recipes/**/*.toml") if path.parent.name != "tasks")
+FACTORY_RECIPES = [path for path in sorted(ROOT.glob("recipes/tasks/*.toml")) if ".lock" not in path.name]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 
@@ -32,6 +34,15 @@ def shown_commands():
 def test_a_recipe_reads_and_round_trips(path):
     recipe = read_recipe(path)
     assert parse_recipe(render(recipe)) == recipe
+
+
+@pytest.mark.parametrize("path", FACTORY_RECIPES, ids=lambda path: path.name)
+def test_a_recipe_of_the_task_factory_and_its_lock_agree(path):
+    settings, wanted = factory.read_recipe(path)
+    locked_settings, packages = factory.read_lock(path.with_suffix(".lock.toml"))
+    assert locked_settings == settings and len(packages) >= 12
+    assert [one.name for one in packages] == [one.name for one in wanted]
+    assert all(one.version in ("", locked.version) for one, locked in zip(wanted, packages, strict=True))
 
 
 def test_there_are_recipes():

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swerve.cli.minting import FAMILIES
 from swerve.config import TrainRecipe, cache_directory, policy_directory
 from swerve.config.schema import Policy as PolicySection
 from swerve.config.schema import Rollout, Sandbox, Tasks
-from swerve.environments import Environment, Grader, load_split, shipped_file
+from swerve.environments import Environment, Grader, load_split, load_tasks, shipped_file
 from swerve.rendering import ConversationRenderer, Template, Tokenizer
 from swerve.rollout import EpisodeRoles
 from swerve.sandboxes import Backend, SandboxLimits, SandboxPool, make_backend
@@ -129,6 +130,20 @@ def read_tasks(section: Tasks, num_validation: int = 0) -> TaskSets:
     return TaskSets(
         train=train[: section.num_train or None], validation=validation[: num_validation or None], files=files
     )
+
+
+def tasks_named(name: str) -> list[Task]:
+    """The tasks of a file, or of a shipped family: `functions` or `functions:validation`, `functions:train`.
+
+    Raises:
+        SwerveError: There is no such file or split, or the file is at fault.
+    """
+    family, _, split = name.partition(":")
+    if family in FAMILIES:
+        if split not in ("", "train", "validation"):
+            raise SwerveError(f"{name}: a family's tasks are {family}:train or {family}:validation")
+        return load_tasks(shipped_file(family, split or "validation"))
+    return load_tasks(name)
 
 
 def environment_of(tasks: Sequence[Task]) -> Environment:

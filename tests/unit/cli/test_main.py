@@ -76,9 +76,9 @@ def test_version(capsys):
         (["checkpoint", "list", "none"], "swerve: none: no such directory: name a run directory, a checkpoint of one"),
         (["checkpoint", "digest", "recipes"], "swerve: recipes: holds no checkpoint: name a run directory"),
         (["checkpoint", "export", "recipes"], "swerve checkpoint export: name the directory to write with --out DIR"),
-        (["tasks", "mint", "mini", "--num-train", "0"], "swerve: --num-train 0: must be at least 1"),
-        (["tasks", "stats", "--tasks", "recipes"], "swerve: recipes: cannot be read: Is a directory"),
-        (["tasks", "stats", "--tasks", "pyproject.toml"], "swerve: pyproject.toml:1: not a JSON object"),
+        (["tasks", "mint", "--family", "mini", "--num-train", "0"], "swerve: --num-train 0: must be at least 1"),
+        (["tasks", "stats", "recipes"], "swerve: recipes: cannot be read: Is a directory"),
+        (["tasks", "stats", "pyproject.toml"], "swerve: pyproject.toml:1: not a JSON object"),
         (
             ["tasks", "show", "mini.0700.sum_square", "--tasks", "mini"],
             "swerve: no task mini.0700.sum_square in --tasks mini; there is, for example, mini.0700.sum_squares",

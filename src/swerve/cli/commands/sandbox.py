@@ -12,6 +12,8 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING
 
+from swerve.types import SwerveError
+
 if TYPE_CHECKING:
     from swerve.environments.cheats import Outcome
 
@@ -20,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the actions."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     cheats = actions.add_parser("cheats", help="play attacks on the grader")
-    cheats.add_argument("--task", default="", metavar="TASK_ID", help="a held-out task (default: the first)")
+    cheats.add_argument("--tasks", default="functions", metavar="FILE", help="task file or family (%(default)s)")
+    cheats.add_argument("--task", default="", metavar="TASK_ID", help="one of its tasks (default: the first)")
     reap = actions.add_parser("reap", help="sweep what killed runs have left behind")
     for action in (cheats, reap):
         action.add_argument("--json", action="store_true", help="print JSON")
@@ -32,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cheats(arguments: argparse.Namespace) -> int:
-    outcomes = asyncio.run(_play(arguments.task))
+    outcomes = asyncio.run(_play(arguments.tasks, arguments.task))
     num_caught = sum(outcome.caught for outcome in outcomes)
     if arguments.json:
         rows = [dataclasses.asdict(outcome) for outcome in outcomes]
@@ -45,15 +48,19 @@ def _cheats(arguments: argparse.Namespace) -> int:
     return int(num_caught < len(outcomes))
 
 
-async def _play(wanted: str) -> list[Outcome]:
-    from swerve.environments import find_task, load_tasks, shipped_file
+async def _play(source: str, wanted: str) -> list[Outcome]:
+    from swerve.cli.composition import environment_of, tasks_named
+    from swerve.environments import find_task
     from swerve.environments.cheats import play_all
-    from swerve.environments.functions import FunctionsEnvironment
     from swerve.sandboxes import SandboxPool
 
-    tasks = load_tasks(shipped_file("functions", "validation"))
-    task = find_task(tasks, wanted, "the held-out tasks of functions") if wanted else tasks[0]
-    environment = FunctionsEnvironment([task])
+    tasks = [
+        task for task in tasks_named(source) if task.provenance is not None and task.provenance.mutation is not None
+    ]
+    if not tasks or tasks[0].family == "mini":
+        raise SwerveError(f"--tasks {source}: attacks need tasks of functions or of packages broken in one place")
+    task = find_task(tasks, wanted, f"--tasks {source}") if wanted else tasks[0]
+    environment = environment_of([task])
     async with SandboxPool(environment.images()) as pool:
         return await play_all(task, pool, environment)
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swerve.cli.minting import FAMILIES, add_mint_arguments, run_mint
+from swerve.cli.minting import add_mint_arguments, run_mint
 from swerve.config import cache_directory
 from swerve.telemetry import machine_faults
 from swerve.types import SwerveError
@@ -60,20 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Does one of them."""
     if arguments.action == "mint":
         return run_mint(arguments)
-    tasks = _load(arguments.tasks)
+    from swerve.cli.composition import tasks_named
+
+    tasks = tasks_named(arguments.tasks)
     actions = {"verify": _verify, "show": _show, "stats": _stats, "split": _split, "baseline": _baseline}
     return actions[arguments.action](arguments, tasks)
-
-
-def _load(name: str) -> list[Task]:
-    from swerve.environments import load_tasks, shipped_file
-
-    family, _, split = name.partition(":")
-    if family in FAMILIES:
-        if split not in ("", "train", "validation"):
-            raise SwerveError(f"{name}: a family's tasks are {family}:train or {family}:validation")
-        return load_tasks(shipped_file(family, split or "validation"))
-    return load_tasks(name)
 
 
 def _verify(arguments: argparse.Namespace, tasks: Sequence[Task]) -> int:

@@ -269,6 +269,7 @@ def run(
     stop_on_failure: bool = False,
     cpu_limit_s: float = CPU_LIMIT_S,
     wall_limit_s: float = WALL_LIMIT_S,
+    stop_on_loss: bool = False,
 ) -> list[Any]:
     """Do jobs one after another in a worker process, a new one after each crash or time-out.
 
@@ -278,6 +279,7 @@ def run(
         stop_on_failure: Leave the rest as `not_run` after the first job that did not pass.
         cpu_limit_s: Processor seconds of one job.
         wall_limit_s: Wall-clock seconds of one job.
+        stop_on_loss: Leave the rest as `not_run` after the first job that crashed or ran out of time.
 
     Returns:
         One value per job.
@@ -288,7 +290,8 @@ def run(
         results.extend(fresh)
         if cause and len(results) < len(jobs):
             results.append([cause, "TimeoutError" if cause == "timeout" else "SystemExit"])
-        if stop_on_failure and any(result[0] != "passed" for result in results):
+        lost = bool(cause) and stop_on_loss
+        if lost or (stop_on_failure and any(result[0] != "passed" for result in results)):
             results.extend([["not_run", ""]] * (len(jobs) - len(results)))
         elif not cause and not fresh:
             raise RuntimeError("a test worker ended without a result")

@@ -28,6 +28,8 @@ from typing import Any
 import pytest_runner as runner
 from pytest_runner import CANARY
 
+CPU_LIMIT_S, WALL_LIMIT_S = 5.0, 20.0
+"""Of one test; the first of a worker has the import of the package on top."""
 MAX_COLLECTED_FILES = 256
 MAX_COLLECTED_BYTES = 1 << 20
 _WARM_MODULES = (
@@ -196,9 +198,15 @@ def _job(identifier: str) -> Any:
     return job
 
 
-def run_tests(tests: list[str]) -> list[tuple[str, str, str]]:
+def run_tests(tests: list[str], *, stop_on_loss: bool = False) -> list[tuple[str, str, str]]:
     """Id, status and error name of tests, run on the workspace as it is."""
-    results = runner.run([_job(identifier) for identifier in tests], _begin(tests), wall_limit_s=20.0, cpu_limit_s=5.0)
+    results = runner.run(
+        [_job(identifier) for identifier in tests],
+        _begin(tests),
+        stop_on_loss=stop_on_loss,
+        cpu_limit_s=CPU_LIMIT_S,
+        wall_limit_s=WALL_LIMIT_S,
+    )
     return [(identifier, *result) for identifier, result in zip(tests, results, strict=True)]
 
 
@@ -244,8 +252,8 @@ def grade(payload: dict[str, Any]) -> dict[str, Any]:
         [*map(_job, tests), canary],
         _begin(tests),
         stop_on_failure=payload["stop_on_failure"],
-        cpu_limit_s=5.0,
-        wall_limit_s=20.0,
+        cpu_limit_s=CPU_LIMIT_S,
+        wall_limit_s=WALL_LIMIT_S,
     )
     names = [*tests, CANARY]
     return {
@@ -293,7 +301,7 @@ def survey(payload: dict[str, Any]) -> list[dict[str, Any]]:
         return lambda: runner.survey(item, key_of, payload["max_calls"], _UNREPEATABLE)
 
     items = _STATE.items
-    results = runner.run([job(item) for item in items.values()], wall_limit_s=20.0, cpu_limit_s=10.0)
+    results = runner.run([job(item) for item in items.values()], cpu_limit_s=CPU_LIMIT_S, wall_limit_s=WALL_LIMIT_S)
     return [
         {
             "id": identifier,
@@ -312,4 +320,4 @@ def trial(payload: dict[str, Any]) -> dict[str, list[str]]:
         payload: `files` (the changes) and `tests` (ids).
     """
     _lay_out(payload["files"])
-    return {identifier: [status, error] for identifier, status, error in run_tests(payload["tests"])}
+    return {identifier: [status, error] for identifier, status, error in run_tests(payload["tests"], stop_on_loss=True)}
