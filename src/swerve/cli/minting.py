@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import os
 import sys
@@ -84,9 +83,7 @@ def _mint_repositories(arguments: argparse.Namespace) -> int:
     with machine_faults(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     write_lock(out.with_name(f"{stem}.lock.toml"), settings, packages)
-    asked = [dataclasses.asdict(record) for record in (settings, *packages)]
-    identity = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
-    with Journal(out.with_name(f"{stem}.journal.jsonl"), identity) as journal:
+    with Journal(out.with_name(f"{stem}.journal.jsonl")) as journal:
         tasks, reports = mint(packages, settings, journal, jobs=arguments.jobs, progress=_say)
         told = summary(reports)
         save_tasks(out, tasks)

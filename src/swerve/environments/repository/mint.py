@@ -36,10 +36,10 @@ from swerve.environments.repository.environment import (
     visible_test_files,
 )
 from swerve.environments.repository.journal import Journal
-from swerve.environments.repository.recipe import FactorySettings, LockedPackage
+from swerve.environments.repository.recipe import FactorySettings, LockedPackage, verdicts_identity
 from swerve.environments.tasks import task_from_json, task_to_json
 from swerve.sandboxes import CallError, SandboxPool
-from swerve.types import Limits, Provenance, SwerveError, Task
+from swerve.types import Limits, MachineError, Provenance, SwerveError, Task
 
 LIMITS = Limits(max_turns=30, episode_timeout_s=1800.0, command_timeout_s=60.0, test_timeout_s=60.0)
 """Of every task: those of the benchmark."""
@@ -138,15 +138,25 @@ class _PackageMaker:
         self.locked = locked
         self.settings = settings
         self.journal = journal
+        self.identity = verdicts_identity(settings, locked)
         self.jobs = jobs
         self.progress = progress
-        self.release = locked.release()
         self.tests: list[_Test] = []
         self.num_tests = 0
         self.gold_proved: set[tuple[str, ...]] = set()
 
     async def run(self) -> tuple[list[Task], PackageReport]:
-        """Tasks and report."""
+        """Tasks and report; a fault of the package is in its report."""
+        try:
+            return await self._run()
+        except MachineError:
+            raise
+        except SwerveError as error:
+            told = " ".join(str(error).split())[:300]
+            return [], PackageReport(package=self.locked.name, version=self.locked.version, error=told)
+
+    async def _run(self) -> tuple[list[Task], PackageReport]:
+        self.release = self.locked.release()
         report = PackageReport(package=self.locked.name, version=self.locked.version)
         if not self.release.layout.sources:
             return [], dataclasses.replace(report, error="has no Python sources")
@@ -163,7 +173,7 @@ class _PackageMaker:
         return tasks, dataclasses.replace(report, num_tried=num_tried, num_tasks=len(tasks), dropped=dict(dropped))
 
     async def _survey(self) -> None:
-        rows = self.journal.get(self.locked.name, "survey")
+        rows = self.journal.get(self.identity, "survey")
         if rows is None:
             payload = {
                 "tests": list(self.release.layout.tests),
@@ -179,7 +189,7 @@ class _PackageMaker:
                 stable &= {identifier for identifier, (status, _) in again.items() if status == "passed"}
             kept = [[row["id"], row["calls"], row["entered"]] for row in found if row["id"] in stable]
             rows = {"num_tests": len(found), "tests": kept}
-            self.journal.put(self.locked.name, "survey", rows)
+            self.journal.put(self.identity, "survey", rows)
         self.num_tests = rows["num_tests"]
         self.tests = [_Test(id=one[0], calls=one[1], entered=frozenset(one[2])) for one in rows["tests"]]
 
@@ -247,7 +257,7 @@ class _PackageMaker:
 
     async def _verdict(self, candidate: Candidate) -> Any:
         """The task that a candidate becomes, as JSON, or why it becomes none."""
-        verdict = self.journal.get(self.locked.name, candidate.key)
+        verdict = self.journal.get(self.identity, candidate.key)
         if verdict is None:
             try:
                 verdict = task_to_json(await self._task(candidate))
@@ -255,7 +265,7 @@ class _PackageMaker:
                 verdict = str(reason)
             except CallError as error:
                 verdict = f"tests {type(error).__name__.removeprefix('Call').removesuffix('Error').lower()}"
-            self.journal.put(self.locked.name, candidate.key, verdict)
+            self.journal.put(self.identity, candidate.key, verdict)
         return verdict
 
     async def _task(self, candidate: Candidate) -> Task:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 import tomllib
@@ -18,6 +19,7 @@ from swerve.telemetry import write_atomic
 from swerve.types import SwerveError
 
 KINDS = ("mutation", "release")
+_HOW_MANY = frozenset({"kinds", "per_package", "per_function", "max_candidates"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,6 +171,13 @@ def write_lock(path: Path, settings: FactorySettings, packages: Iterable[LockedP
         values = dataclasses.asdict(record)
         lines += [title, *(f"{key} = {json.dumps(value)}" for key, value in values.items()), ""]
     write_atomic(path, "\n".join(lines).encode())
+
+
+def verdicts_identity(settings: FactorySettings, package: LockedPackage) -> str:
+    """Digest of all that decides on the verdicts of a package's candidates: not how many are tried or kept."""
+    asked = dataclasses.asdict(settings) | {"package": dataclasses.asdict(package)}
+    decides = {key: value for key, value in asked.items() if key not in _HOW_MANY}
+    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
 
 
 def check_settings(settings: FactorySettings, where: str) -> None:
