@@ -179,10 +179,17 @@ def _repository(tasks: Sequence[Task]) -> Environment:
     return RepositoryEnvironment(tasks)
 
 
+def _r2egym(tasks: Sequence[Task]) -> Environment:
+    from swerve.environments.r2egym import R2EGymEnvironment
+
+    return R2EGymEnvironment(tasks)
+
+
 _ENVIRONMENTS: dict[str, Callable[[Sequence[Task]], Environment]] = {
     "functions": _functions,
     "mini": _mini,
     "repository": _repository,
+    "r2egym": _r2egym,
 }
 
 

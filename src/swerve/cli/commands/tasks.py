@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swerve.cli.benchmark_data import add_import_arguments, check_identity, run_import
 from swerve.cli.minting import add_mint_arguments, run_mint
 from swerve.config import cache_directory
 from swerve.telemetry import machine_faults
@@ -33,9 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the actions."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     add_mint_arguments(actions.add_parser("mint", help="make tasks of packages"))
+    add_import_arguments(actions)
     verify = actions.add_parser("verify", help="check a task file, and that its tasks hold")
     verify.add_argument("--read-only", action="store_true", help="read the file, and grade nothing")
     verify.add_argument("--jobs", type=int, default=2, metavar="INT", help="tasks graded at once (%(default)s)")
+    verify.add_argument(
+        "--identity",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="hold the file against its rows, bytes and SHA-256 first (default: <file>.identity.json)",
+    )
     show = actions.add_parser("show", help="print one task")
     show.add_argument("task", metavar="TASK_ID", help="id of a task")
     stats = actions.add_parser("stats", help="count tasks by package, kind of change and licence")
@@ -60,6 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Does one of them."""
     if arguments.action == "mint":
         return run_mint(arguments)
+    if arguments.action == "import":
+        return run_import(arguments)
+    if getattr(arguments, "identity", None) is not None:
+        check_identity(Path(arguments.tasks), Path(arguments.identity) if arguments.identity else None)
     from swerve.cli.composition import tasks_named
 
     tasks = tasks_named(arguments.tasks)
