@@ -115,7 +115,10 @@ def _find(rows: Sequence[Path], wanted: Iterable[str]) -> dict[str, tuple[str, R
                 row = row_of(metadata_of(record)) if PARAMETERS in record else read_row(record)
             except SwerveError as fault:
                 raise SwerveError(f"{where}: {fault}") from None
-            for instance_id in sorted({by_name[name] for name in row.names() if name in by_name}):
+            ids = sorted({by_name[name] for name in row.names() if name in by_name})
+            if len(ids) > 1:
+                raise SwerveError(f"{where}: ids '{ids[0]}' and '{ids[1]}' stand for the same row")
+            for instance_id in ids:
                 if instance_id in found:
                     raise SwerveError(f"{where}: id '{instance_id}' is already that of {found[instance_id][0]}")
                 found[instance_id] = (where, row)

@@ -21,8 +21,10 @@ _DIFF_KEYS = {
 }
 _NO_NEWLINE = "\\ No newline at end of file\n"
 _ABSENT = "/dev/null"
-_HEAD = re.compile(r"--- (?:a/)?(.+)\n\+\+\+ (?:b/)?(.+)\n")
-_HUNK = re.compile(r"@@ -[01],(\d+) \+[01],(\d+) @@\n")
+_HEAD = re.compile(
+    r"diff --git a/(?P<path>.+) b/(?P=path)\n(?:(?P<mode>new|deleted) file mode 100644\n)?"
+    r"(?:--- .+\n\+\+\+ .+\n@@ -[01],(?P<old>\d+) \+[01],(?P<new>\d+) @@\n)?"
+)
 
 
 def gold_patch(commit: dict[str, Any]) -> str:
@@ -67,9 +69,12 @@ def _diff(path: str, before: str | None, after: str | None) -> str:
     if before == after:
         return ""
     old, new = _lines(before or ""), _lines(after or "")
-    head = f"--- {_ABSENT if before is None else f'a/{path}'}\n+++ {_ABSENT if after is None else f'b/{path}'}\n"
+    head = f"diff --git a/{path} b/{path}\n"
+    if before is None or after is None:
+        head += f"{'new' if before is None else 'deleted'} file mode 100644\n"
     if not old and not new:  # an empty file comes or goes
-        return f"diff --git a/{path} b/{path}\n{'new' if before is None else 'deleted'} file mode 100644\n{head}"
+        return head
+    head += f"--- {_ABSENT if before is None else f'a/{path}'}\n+++ {_ABSENT if after is None else f'b/{path}'}\n"
     spans = [f"{1 if lines else 0},{len(lines)}" for lines in (old, new)]
     return f"{head}@@ -{spans[0]} +{spans[1]} @@\n" + "".join(_body(old, new))
 
@@ -116,20 +121,16 @@ def gold_files(patch: str, where: str) -> dict[str, str | None]:
     lines = _lines(patch)
     at = 0
     while at < len(lines):
-        if lines[at].startswith(("diff --git ", "new file ", "deleted file ")):
-            at += 1
-            continue
-        head = _HEAD.fullmatch("".join(lines[at : at + 2]))
+        head = _HEAD.match("".join(lines[at : at + 5]))
         if head is None:
             raise SwerveError(f"{where}: key gold_patch: not a diff that holds whole files")
-        at += 2
+        at += head[0].count("\n")
         kept: list[str] = []
-        hunk = _HUNK.fullmatch(lines[at]) if at < len(lines) else None
-        if hunk is not None:
-            at, kept = _after(lines, at + 1, int(hunk[1]), int(hunk[2]))
-            if len(kept) != int(hunk[2]):
-                raise SwerveError(f"{where}: key gold_patch: its hunk of {head[2]} is cut short")
-        files[head[1] if head[2] == _ABSENT else head[2]] = None if head[2] == _ABSENT else "".join(kept)
+        if head["new"] is not None:
+            at, kept = _after(lines, at, int(head["old"]), int(head["new"]))
+            if len(kept) != int(head["new"]):
+                raise SwerveError(f"{where}: key gold_patch: its hunk of {head['path']} is cut short")
+        files[head["path"]] = None if head["mode"] == "deleted" else "".join(kept)
     return files
 
 

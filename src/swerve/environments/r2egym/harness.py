@@ -33,7 +33,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from io import BufferedReader
+from typing import Any
 
 TESTBED = "/testbed"
 PLACES = ("", "/root", TESTBED)
@@ -171,7 +172,7 @@ def _files() -> Iterator[str]:
                 yield path
 
 
-def _open(path: str) -> BinaryIO | None:
+def _open(path: str) -> BufferedReader | None:
     """A regular file of the repository, or `None` where it is anything else or cannot be read."""
     try:
         descriptor = os.open(os.path.join(TESTBED, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
