@@ -213,8 +213,7 @@ class _Tree:
             hidden = parent / name.removeprefix(_WHITEOUT)
             if name.removeprefix(_WHITEOUT) in ("", ".", ".."):
                 raise SwerveError(f"{where}: member {member.name} leads out of the image")
-            if str(hidden) not in self._fresh:
-                _remove(hidden)
+            self._hide(hidden)
         else:
             self._write(layer, member, parent / name, where)
 
@@ -242,7 +241,9 @@ class _Tree:
             os.utime(path, (member.mtime, member.mtime))  # byte code is good as long as its source is of that time
         else:
             return  # a device or a pipe: sandboxes have their own
-        self._fresh.add(str(path))
+        while path != self._root and str(path) not in self._fresh:
+            self._fresh.add(str(path))
+            path = path.parent
 
     def _hard_link(self, member: tarfile.TarInfo, where: str) -> Path:
         parts = [part for part in member.linkname.split("/") if part not in ("", ".")]
@@ -286,10 +287,14 @@ class _Tree:
     def _clear(self, directory: Path) -> None:
         """Remove what lower layers have put into a directory."""
         for path in sorted(directory.iterdir()):
-            if str(path) not in self._fresh:
-                _remove(path)
-            elif path.is_dir() and not path.is_symlink():
-                self._clear(path)
+            self._hide(path)
+
+    def _hide(self, path: Path) -> None:
+        """Remove what lower layers have put somewhere; what this layer has put there stays."""
+        if str(path) not in self._fresh:
+            _remove(path)
+        elif path.is_dir() and not path.is_symlink():
+            self._clear(path)
 
 
 def _remove(path: Path) -> None:

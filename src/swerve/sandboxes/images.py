@@ -94,9 +94,7 @@ def sources_of(paths: list[Path], names: list[str]) -> list[Source]:
         SwerveError: A name cannot be a file's, occurs twice, or there are too few.
     """
     if names and (len(names) != len(paths) or any(path.suffix == ".json" for path in paths)):
-        raise SwerveError(
-            f"--name: {len(names)} names for {len(paths)} sources: give one for each archive or directory"
-        )
+        raise SwerveError(f"--name: {len(names)} for {len(paths)} sources: give one for each archive or directory")
     sources: list[Source] = []
     for index, path in enumerate(paths):
         if path.suffix == ".json":

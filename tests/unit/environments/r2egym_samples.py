@@ -23,13 +23,13 @@ BROKEN = '''"""Sums."""
 
 def mean(values):
     """The mean of some numbers."""
-    return sum(values) / (len(values) + 1)
+    return sum(values) / (len(values) + 1)  # of all readings
 
 
 def total(values):
     return sum(values)
 '''
-MENDED = BROKEN.replace("(len(values) + 1)", "len(values)")
+MENDED = BROKEN.replace("(len(values) + 1)  # of", "len(values)  # the mean of")
 TEST = """import pytest
 
 from tinycalc.sums import mean, total
@@ -131,26 +131,20 @@ FAILED r2e_tests/test_1.py::TestMean::test_names[c - d] - assert ('c - d' and 2.
 FAILED r2e_tests/test_1.py::test_known_fault - assert 1 == 2
 """
 _PROGRAMS = (
-    "bash",
-    "sh",
-    "cat",
-    "cp",
-    "env",
-    "find",
-    "git",
-    "grep",
-    "ls",
-    "mkdir",
-    "mv",
-    "printf",
-    "rm",
-    "sed",
-    "true",
+    *("bash", "sh", "cat", "chmod", "cp", "env", "find", "git", "grep"),
+    *("ln", "ls", "mkdir", "mkfifo", "mv", "rm", "sed", "true"),
 )
-_SKIPPED = shutil.ignore_patterns(
-    *("test", "tests", "idlelib", "ensurepip", "lib2to3", "tkinter", "turtledemo", "pydoc_data", "distutils"),
-    *("site-packages", "dist-packages", "config-3*", "*.opt-?.pyc", "curses", "wsgiref", "dbm", "msilib"),
-)
+_USED = """
+import atexit, json, sys, types
+import encodings.ascii, encodings.idna, encodings.latin_1, encodings.raw_unicode_escape
+import unittest.case, unittest.loader, unittest.main, unittest.runner
+def tell():
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    cached = {getattr(module, "__cached__", None) for module in list(sys.modules.values())}
+    print("USED " + json.dumps(sorted(filter(None, files | cached))))
+atexit.register(tell)
+"""
+"""Names, when Python ends, all files it was made of."""
 
 
 def git(directory: Path, *words: str) -> str:
@@ -216,57 +210,66 @@ def build_image(root: Path, *, run_tests: str = RUN_TESTS, tests: dict[str, str]
 
 def _copy_program(root: Path, program: Path, target: Path) -> None:
     shutil.copy(program, target)
-    told = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
-    for library in re.findall(r"(/\S+) \(0x", told):
-        place = root / "usr/lib" / ("" if "/ld-" in library else Path(library.split("/lib/")[-1]).parent)
-        place.mkdir(parents=True, exist_ok=True)
-        if not (place / Path(library).name).exists():
+    _copy_libraries(root, program)
+
+
+def _copy_libraries(root: Path, program: Path) -> None:
+    told = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+    for library in map(Path, re.findall(r"(/\S+) \(0x", told)):
+        inside = str(library).split("/lib/")[-1] if library.is_relative_to("/lib") else library.name
+        place = root / "usr/lib" / ("" if library.name.startswith("ld-") else Path(inside).parent) / library.name
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(library, place)
 
 
 def _copy_python(root: Path) -> None:
-    """This interpreter below /opt/python, which /testbed/.venv is an environment of, with pytest."""
-    base = root / "opt/python"
+    """As much of this interpreter as running the tests takes: below /opt/python, with /testbed/.venv made from it."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    (base / "bin").mkdir(parents=True)
-    interpreter = Path(sys.executable).resolve()
-    _copy_program(root, interpreter, base / "bin/python3")
-    shared = Path(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("LDLIBRARY") or "")
-    if shared.suffix != ".a" and shared.is_file():
-        for library in shared.parent.glob("libpython3.*so*"):
-            shutil.copy(library, root / "usr/lib")
-    shutil.copytree(sysconfig.get_path("stdlib"), base / "lib" / version, ignore=_SKIPPED, symlinks=True)
-    for module in (base / "lib" / version / "lib-dynload").glob("*.so"):
-        _copy_libraries(root, module)
-    environment = root / "testbed/.venv"
+    base, environment = root / "opt/python", root / "testbed/.venv"
     packages = environment / "lib" / version / "site-packages"
-    packages.mkdir(parents=True)
-    (environment / "bin").mkdir()
+    for directory in (base / "bin", environment / "bin", packages):
+        directory.mkdir(parents=True)
+    _copy_program(root, Path(sys.executable).resolve(), base / "bin/python3")
+    library, installed = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
+    for file in map(Path, _files_used(root / "tmp")):
+        whence, target = (installed, packages) if file.is_relative_to(installed) else (library, base / "lib" / version)
+        if file.is_relative_to(whence) and file.is_file():
+            place = target / file.relative_to(whence)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, place)
+            if file.suffix == ".so":
+                _copy_libraries(root, file)
+    for package in ("pytest", "_pytest"):
+        shutil.copytree(installed / package, packages / package, dirs_exist_ok=True)
+    for metadata in (*installed.glob("pluggy-*.dist-info"), *installed.glob("pytest-[0-9]*.dist-info")):
+        shutil.copytree(metadata, packages / metadata.name)
     (environment / "bin/python").symlink_to("/opt/python/bin/python3")
     (environment / "pyvenv.cfg").write_text("home = /opt/python/bin\ninclude-system-site-packages = false\n")
     (environment / ".gitignore").write_text("*\n")
-    installed = Path(sysconfig.get_path("purelib"))
-    for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
-        shutil.copytree(installed / name, packages / name, ignore=_most_lexers)
-    shutil.copy(installed / "py.py", packages)
-    for metadata in (*installed.glob("pluggy-*.dist-info"), *installed.glob("pytest-[0-9]*.dist-info")):
-        shutil.copytree(metadata, packages / metadata.name)
 
 
-def _most_lexers(directory: str, names: list[str]) -> list[str]:
-    """Modules of pygments that pytest does without; there are hundreds."""
-    kept = r"(__init__|_mapping|python|terminal|diff|special|default|_.*)\.(py|cpython.*)|__pycache__"
-    few = Path(directory).name in ("lexers", "formatters", "styles") or Path(directory).parent.name == "lexers"
-    return [name for name in names if few and not re.fullmatch(kept, name)]
-
-
-def _copy_libraries(root: Path, module: Path) -> None:
-    told = subprocess.run(["ldd", module], capture_output=True, text=True, check=False).stdout
-    for library in re.findall(r"(/\S+) \(0x", told):
-        place = root / "usr/lib" / Path(library.split("/lib/")[-1]).parent
-        if "/ld-" not in library and not (place / Path(library).name).exists():
-            place.mkdir(parents=True, exist_ok=True)
-            shutil.copy(library, place)
+def _files_used(directory: Path) -> list[str]:
+    """Files of Python and of pytest that a run of the tests reads."""
+    for name, content in (("test_1.py", TEST), ("test_2.py", UNITTEST), ("used.py", _USED)):
+        (directory / name).write_text(content)
+    (directory / "tinycalc").mkdir()
+    (directory / "tinycalc/sums.py").write_text(BROKEN)
+    words = [sys.executable, "-c", "import used, runpy, os; runpy.run_module('pytest', run_name='__main__')", "-rA"]
+    variables = {"PYTHONPATH": str(directory), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPYCACHEPREFIX": ""}
+    told = subprocess.run(
+        [*words, "-c", os.devnull, f"--rootdir={directory}", "-p", "no:cacheprovider", str(directory)],
+        env={key: value for key, value in (os.environ | variables).items() if not key.startswith("PYTEST_X")},
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    shutil.rmtree(directory)
+    directory.mkdir()
+    found = re.search("^USED (.*)$", told, re.MULTILINE)
+    assert found is not None, told
+    return json.loads(found[1])
 
 
 def row(base: str = "b" * 40, fix: str = "f" * 40, **changes: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ strictly.
 """
 
 # The guest has no use for pathlib, whose import costs more than most calls here.
-# ruff: noqa: PTH103, PTH104, PTH108, PTH112, PTH114, PTH117, PTH118, PTH120, PTH123, PTH208
+# ruff: noqa: PTH103, PTH106, PTH108, PTH112, PTH114, PTH117, PTH118, PTH120, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -241,10 +241,7 @@ def prepare(payload: dict[str, Any]) -> None:
     _set_environment()
     _find(SCRIPT), _find(TESTS)
     for path in _everywhere(HIDDEN):
-        shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
-    left = _everywhere(HIDDEN)
-    if left:
-        raise RuntimeError(f"the image's {left[0]} cannot be hidden")
+        _remove(path)
     _forget_history(payload["base_commit"])
 
 
@@ -262,6 +259,29 @@ def _everywhere(names: tuple[str, ...]) -> list[str]:
     return [path for path in paths if os.path.lexists(path)]
 
 
+def _remove(path: str, keep: str = "") -> None:
+    """Remove a file, or all files below a directory and, where that can be done, their directories.
+
+    An overlay without user attributes neither removes directories of the image nor makes others in their place.
+
+    Args:
+        path: What.
+        keep: A directory; those that it has, too, are not touched, so that they can be filled again.
+    """
+    if not os.path.isdir(path) or os.path.islink(path):
+        os.unlink(path)
+        return
+    for directory, directories, names in os.walk(path, topdown=False):
+        for name in directories:
+            if os.path.islink(os.path.join(directory, name)):
+                names.append(name)
+        for name in names:
+            os.unlink(os.path.join(directory, name))
+        if not keep or not os.path.isdir(os.path.join(keep, os.path.relpath(directory, path))):
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
+
+
 def _find(name: str) -> str:
     found = _everywhere((name,))
     if not found:
@@ -274,7 +294,7 @@ def _forget_history(base_commit: str) -> None:
     old, new = f"{TESTBED}/.git", f"{TESTBED}/.git-base"
     if not os.path.isdir(old) or os.path.islink(old) or shutil.which("git") is None:
         if os.path.lexists(old):
-            shutil.rmtree(old) if os.path.isdir(old) and not os.path.islink(old) else os.unlink(old)
+            _remove(old)
         return
     head = _git("-C", TESTBED, "rev-parse", "HEAD")
     if base_commit and head != base_commit:
@@ -283,9 +303,10 @@ def _forget_history(base_commit: str) -> None:
     _git("--git-dir", new, "fetch", "--quiet", "--no-tags", "--depth", "1", f"file://{old}", "HEAD")
     _git("--git-dir", new, "update-ref", "--no-deref", "HEAD", head)
     _git("--git-dir", new, "config", "core.bare", "false")
-    shutil.rmtree(old)
-    os.rename(new, old)
-    os.unlink(f"{old}/FETCH_HEAD")
+    os.unlink(f"{new}/FETCH_HEAD")
+    _remove(old, keep=new)
+    shutil.copytree(new, old, dirs_exist_ok=True)
+    shutil.rmtree(new)
     _git("-C", TESTBED, "reset", "--quiet")
 
 
@@ -413,7 +434,7 @@ def _apply(path: str, text: str | None) -> None:
             os.unlink(target)
     if text is not None:
         if os.path.isdir(target):
-            shutil.rmtree(target)
+            _remove(target)
         os.makedirs(parent, exist_ok=True)
         with open(target, "wb") as file:
             file.write(text.encode("utf-8", "surrogateescape"))
@@ -424,8 +445,8 @@ def _plant(tests: str) -> set[str]:
     target = f"{TESTBED}/{TESTS}"
     if tests != target:
         if os.path.lexists(target):
-            shutil.rmtree(target) if os.path.isdir(target) and not os.path.islink(target) else os.unlink(target)
-        shutil.copytree(tests, target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+            _remove(target)
+        shutil.copytree(tests, target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"), dirs_exist_ok=True)
     names = set()
     for name in sorted(os.listdir(target)):
         if re.fullmatch(r"test_.*\.py|.*_test\.py", name):
