@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from swerve.cli.composition import read_tasks
 from swerve.cli.main import main
+from swerve.config.schema import Tasks
 from swerve.environments import load_split, load_tasks, save_tasks
 from swerve.environments.identity import identity_path, verify_identity, write_identity
 from swerve.environments.r2egym import R2EGymEnvironment
@@ -226,6 +228,17 @@ def test_a_file_is_held_against_its_identity(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(SwerveError, match=told):
             verify_identity(path)
+
+
+def test_a_run_holds_its_task_files_against_their_identities(rows: Path) -> None:
+    train, validation = converted(rows, IDS[:2], IDS[2:4])
+    section = Tasks(family="files", train_file=str(train), validation_file=str(validation))
+    assert [len(tasks) for tasks in (read_tasks(section).train, read_tasks(section).validation)] == [2, 2]
+    validation.write_text(validation.read_text() + "\n")
+    with pytest.raises(SwerveError, match=r"r2egym_validation.jsonl: bytes is \d+, expected \d+ by"):
+        read_tasks(section)
+    identity_path(validation).unlink()
+    assert len(read_tasks(section).validation) == 2
 
 
 @pytest.mark.parametrize(
