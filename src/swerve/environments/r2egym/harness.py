@@ -455,15 +455,15 @@ def _plant(tests: str) -> set[str]:
             code += f"    def {test}(self):\n        self.assertEqual({secrets.randbits(40)}, {secrets.randbits(40)})\n"
             with open(f"{target}/{name}", "a", encoding="utf-8") as file:
                 file.write(code)
-            names.add(f"{case}.{test}")
+            names.add(test)
     if not names:
         raise RuntimeError(f"the image's {TESTS} holds no test file")
     return names
 
 
 def _verdict(statuses: dict[str, str], complete: bool, canaries: set[str]) -> dict[str, Any]:
-    planted = {status for name, status in statuses.items() if name in canaries}
-    found = {name: status for name, status in statuses.items() if name not in canaries}
+    found = {name: status for name, status in statuses.items() if not any(canary in name for canary in canaries)}
+    planted = {status for name, status in statuses.items() if name not in found}
     canary = "crashed" if not complete else "missing" if not planted else "passed"
     if complete and planted == {"failed"}:
         canary = "failed"
