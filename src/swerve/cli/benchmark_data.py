@@ -5,7 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from swerve.sandboxes import SandboxImage, SandboxPool
 
 
 def add_import_arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,3 +56,21 @@ def check_identity(path: Path, identity: Path | None) -> dict[str, int | str]:
     from swerve.environments.identity import verify_identity
 
     return dataclasses.asdict(verify_identity(path, identity))
+
+
+def verification_pool(images: Iterable[SandboxImage], directory: str) -> SandboxPool:
+    """Sandboxes to grade tasks in.
+
+    Args:
+        images: Of the tasks.
+        directory: Where SIF files of whole repositories are, which take more room than others; empty for none.
+
+    Raises:
+        MachineError: This machine cannot provide them.
+    """
+    from swerve.sandboxes import SandboxLimits, SandboxPool, make_backend
+
+    if not directory:
+        return SandboxPool(images)
+    limits = SandboxLimits(memory_bytes=4 << 30, disk_bytes=1 << 30, file_bytes=1 << 30, num_processes=256)
+    return SandboxPool(images, limits, backend=make_backend("bubblewrap", directory))

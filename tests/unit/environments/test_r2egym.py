@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from swerve.cli.composition import environment_of
-from swerve.environments import Environment, Grader, GradeResult, load_tasks
+from swerve.cli.main import main
+from swerve.environments import Environment, Grader, GradeResult, load_tasks, save_tasks
 from swerve.environments.r2egym.convert import convert
 from swerve.sandboxes import CallRaisedError, Sandbox, SandboxLimits, SandboxPool, make_backend
 from swerve.sandboxes import apptainer as apptainer_module
@@ -39,6 +40,7 @@ from .r2egym_samples import (
 LIMITS = SandboxLimits(memory_bytes=1 << 30, disk_bytes=64 << 20)
 MEND = "sed -i 's/(len(values) + 1)  # of/len(values)  # the mean of/' tinycalc/sums.py"
 SOURCE = "tinycalc/sums.py"
+WRONG = {"TestMean.test_mean": "error"}
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
@@ -302,6 +304,17 @@ def test_a_runner_of_the_images_own(run: Run, bench: Bench, pool: SandboxPool) -
     ended = run(graded(bench, pool, task, {SOURCE: f"{forged}import os\nos.write(1, text.encode())\nos._exit(0)\n"}))
     assert ended.reward == 0.0
     assert ended.test_statuses["canary"] == "missing"
+
+
+def test_the_command_that_verifies_tasks_with_their_images(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tasks.jsonl"
+    save_tasks(path, [bench.task, bench.other, replace(bench.other, id="wrong", expected_statuses=WRONG)])
+    assert main(["tasks", "verify", str(path), "--images", str(bench.images), "--json"]) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert (told["tasks"], list(told["faults"])) == (3, ["wrong"])
+    assert "the gold patch earns 0.0, expected 1.0" in told["faults"]["wrong"]
 
 
 # --------------------------------------------------------------------------------------- what cannot be graded

@@ -270,13 +270,13 @@ def test_the_commands(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (str(out / "r2egym_train.jsonl"), 3), (str(out / "r2egym_validation.jsonl"), 2)
     ]  # fmt: skip
     train = files[0]["path"]
-    assert main(["tasks", "verify", "--tasks", train, "--identity"]) == 0
+    assert main(["tasks", "verify", train, "--read-only", "--identity"]) == 0
     assert "3 tasks read" in capsys.readouterr().out
     Path(train).write_text(Path(train).read_text().replace("too small", "too large"))
-    assert main(["tasks", "verify", "--tasks", train, "--identity"]) == 2
+    assert main(["tasks", "verify", train, "--read-only", "--identity"]) == 2
     assert f"sha256 is {hashlib.sha256(Path(train).read_bytes()).hexdigest()}, expected" in capsys.readouterr().err
     other = f"{files[1]['path']}.identity.json"
-    assert main(["tasks", "verify", "--tasks", train, "--identity", other]) == 2
+    assert main(["tasks", "verify", train, "--read-only", "--identity", other]) == 2
     assert "rows is 3, expected 2" in capsys.readouterr().err
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swerve.cli.benchmark_data import add_import_arguments, check_identity, run_import
+from swerve.cli.benchmark_data import add_import_arguments, check_identity, run_import, verification_pool
 from swerve.cli.minting import add_mint_arguments, run_mint
 from swerve.config import cache_directory
 from swerve.telemetry import machine_faults
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="hold the file against its rows, bytes and SHA-256 first (default: <file>.identity.json)",
     )
+    verify.add_argument("--images", default="", metavar="DIR", help="SIF files of tasks that have images of their own")
     show = actions.add_parser("show", help="print one task")
     show.add_argument("task", metavar="TASK_ID", help="id of a task")
     stats = actions.add_parser("stats", help="count tasks by package, kind of change and licence")
@@ -83,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace, tasks: Sequence[Task]) -> int:
     if arguments.jobs < 1:
         raise SwerveError(f"--jobs {arguments.jobs}: must be at least 1")
-    faults = {} if arguments.read_only else asyncio.run(_grade_both(tasks, arguments.jobs))
+    faults = {} if arguments.read_only else asyncio.run(_grade_both(tasks, arguments.jobs, arguments.images))
     if arguments.json:
         print(json.dumps({"tasks": len(tasks), "graded": not arguments.read_only, "faults": faults}, indent=2))
     else:
@@ -94,16 +95,15 @@ def _verify(arguments: argparse.Namespace, tasks: Sequence[Task]) -> int:
     return 2 if faults else 0
 
 
-async def _grade_both(tasks: Sequence[Task], jobs: int) -> dict[str, str]:
+async def _grade_both(tasks: Sequence[Task], jobs: int, images: str) -> dict[str, str]:
     """What is wrong, by task: doing nothing must earn 0, the gold patch 1."""
     from swerve.cli.composition import environment_of
     from swerve.environments import Grader
-    from swerve.sandboxes import SandboxPool
 
     environment = environment_of(tasks)
     faults: dict[str, str] = {}
     num_done = 0
-    async with SandboxPool(environment.images()) as pool:
+    async with verification_pool(environment.images(), images) as pool:
         grader, gate = Grader(pool, environment), asyncio.Semaphore(jobs)
 
         async def one(task: Task) -> None:
