@@ -18,6 +18,7 @@ from swerve.config import TrainRecipe, cache_directory, policy_directory
 from swerve.config.schema import Policy as PolicySection
 from swerve.config.schema import Rollout, Sandbox, Tasks
 from swerve.environments import Environment, Grader, load_split, load_tasks, shipped_file
+from swerve.environments.identity import identity_path, verify_identity
 from swerve.rendering import ConversationRenderer, Template, Tokenizer
 from swerve.rollout import EpisodeRoles
 from swerve.sandboxes import Backend, SandboxLimits, SandboxPool, make_backend
@@ -114,10 +115,13 @@ def read_tasks(section: Tasks, num_validation: int = 0) -> TaskSets:
         num_validation: Held-out tasks used, from the start of the file; 0 uses all.
 
     Raises:
-        SwerveError: A file is at fault, or holds fewer tasks than are asked for.
+        SwerveError: A file is at fault, is not what its identity says, or holds fewer tasks than are asked for.
     """
     if section.family == "files":
         files = (Path(section.train_file), Path(section.validation_file))
+        for file in files:
+            if identity_path(file).is_file():
+                verify_identity(file)
     else:
         files = (shipped_file(section.family, "train"), shipped_file(section.family, "validation"))
     train, validation = load_split(*files)
@@ -179,10 +183,17 @@ def _repository(tasks: Sequence[Task]) -> Environment:
     return RepositoryEnvironment(tasks)
 
 
+def _r2egym(tasks: Sequence[Task]) -> Environment:
+    from swerve.environments.r2egym import R2EGymEnvironment
+
+    return R2EGymEnvironment(tasks)
+
+
 _ENVIRONMENTS: dict[str, Callable[[Sequence[Task]], Environment]] = {
     "functions": _functions,
     "mini": _mini,
     "repository": _repository,
+    "r2egym": _r2egym,
 }
 
 

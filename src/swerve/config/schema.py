@@ -158,7 +158,7 @@ class Sandbox:
 
     Attributes:
         backend: What isolates an episode. docker takes Podman, too; unsafe-local isolates nothing.
-        images: Where root file systems come from: a folder of SIF files, or for docker a prefix of image names.
+        images: Where root file systems come from: a folder of SIF files or roots, or for docker a prefix of names.
         memory_mib: Memory of one sandbox, in MiB.
         num_processes: Processes and threads of one sandbox; unsafe-local does not limit them.
         disk_mib: What one sandbox may write, in MiB.

@@ -92,8 +92,8 @@ def load_tasks(path: str | Path) -> list[Task]:
         if not line.strip():
             continue
         try:
-            task = _task(_parse(line))
-        except _Fault as fault:
+            task = _read_line(line)
+        except (_Fault, SwerveError) as fault:
             raise SwerveError(f"{path}:{number}: {fault}") from None
         if task.id in seen:
             raise SwerveError(f"{path}:{number}: key id: '{task.id}' is already the id of line {seen[task.id]}")
@@ -242,6 +242,18 @@ def _parse(line: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise _Fault("not a JSON object")
     return record
+
+
+def _read_line(line: str) -> Task:
+    """The task of one line: a record of this module's, or one of the benchmark's shape."""
+    record = _parse(line)
+    if "responses_create_params" not in record:
+        return _task(record)
+    from swerve.environments.r2egym.reference import read_reference
+
+    task = read_reference(record)
+    _check(task)
+    return task
 
 
 def _fields(

@@ -88,6 +88,11 @@ class Container:
         return self._control is not None
 
     @property
+    def is_idle(self) -> bool:
+        """Whether it holds no sandbox."""
+        return not self._ended
+
+    @property
     def process_id(self) -> int | None:
         """The host's process id of bwrap, or `None` once it is gone."""
         return None if self._process is None else self._process.pid

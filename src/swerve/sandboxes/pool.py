@@ -2,7 +2,7 @@
 
     start(image) --> [gate: max_concurrent_starts] --> container of the image --> sandbox
                                                        launched at first use,
-                                                       and again if it died in service
+                                                       and again if it died in service, or made room
 
 With `warm=False`, and in every backend but bubblewrap, each sandbox gets a container of its own: slower, and the same
 in every result.
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+from collections import Counter
 from collections.abc import Iterable
 from types import TracebackType
 
@@ -35,6 +37,7 @@ class SandboxPool:
         *,
         backend: Backend | None = None,
         warm: bool = True,
+        max_containers: int = 64,
         max_concurrent_starts: int = 8,
         start_timeout_s: float = 30.0,
         preload_timeout_s: float = 300.0,
@@ -47,6 +50,8 @@ class SandboxPool:
             backend: What isolates them; bubblewrap if `None`.
             warm: With bubblewrap, fork sandboxes from one warm interpreter per image; else give each a container and an
                 interpreter of its own, which is slow and must make no difference.
+            max_containers: Warm containers kept; one that holds no sandbox, the longest unused first, makes room for
+                another. Images may be many more.
             max_concurrent_starts: Sandboxes being started at once.
             start_timeout_s: Wall-clock seconds one start may take, `prepare` included.
             preload_timeout_s: Wall-clock seconds a container may take to load its harness.
@@ -62,10 +67,13 @@ class SandboxPool:
         self._limits = limits or SandboxLimits()
         self._backend = backend or BubblewrapBackend()
         self._warm = warm
+        self._max_containers = max_containers
         self._gate = asyncio.Semaphore(max_concurrent_starts)
         self._start_timeout_s = start_timeout_s
         self._preload_timeout_s = preload_timeout_s
         self._containers: dict[str, asyncio.Task[Container]] = {}
+        self._starting: Counter[str] = Counter()
+        self._closing: set[asyncio.Task[None]] = set()
         self._one_shots: set[Container] = set()
         self._solos: set[solo.SoloSandbox] = set()
         self._reaped = False
@@ -82,7 +90,7 @@ class SandboxPool:
         await self.close()
 
     async def warm_up(self) -> None:
-        """Start the containers of all images, so that a fault of one shows before any work is done.
+        """Start the containers of the images, as many as are kept, so that a fault shows before any work is done.
 
         A backend whose every sandbox is a container starts one of the first image instead, and closes it.
         """
@@ -90,7 +98,8 @@ class SandboxPool:
             if self._images:
                 await (await self.start(next(iter(self._images)))).close()
         elif self._warm:
-            await asyncio.gather(*(self._container(image) for image in self._images.values()))
+            first = itertools.islice(self._images.values(), self._max_containers)
+            await asyncio.gather(*(self._container(image) for image in first))
 
     async def start(self, image_name: str, prepare: Json = None) -> Sandbox:
         """Start a sandbox.
@@ -113,13 +122,20 @@ class SandboxPool:
                 return await self._start_solo(self._backend, image, prepare)
             if not self._warm:
                 return await self._start_one_shot(image, prepare)
-            for attempt in (1, 2):
-                container = await self._container(image)
-                try:
-                    return await container.start(prepare, self._start_timeout_s, ForkedSandbox)
-                except SandboxLostError:
-                    if attempt == 2 or container.is_alive:
-                        raise
+            self._starting[image.name] += 1
+            try:
+                return await self._start_forked(image, prepare)
+            finally:
+                self._starting[image.name] -= 1
+
+    async def _start_forked(self, image: SandboxImage, prepare: Json) -> Sandbox:
+        for attempt in (1, 2):
+            container = await self._container(image)
+            try:
+                return await container.start(prepare, self._start_timeout_s, ForkedSandbox)
+            except SandboxLostError:
+                if attempt == 2 or container.is_alive:
+                    raise
         raise AssertionError("unreachable")
 
     async def _start_solo(self, backend: solo.SoloBackend, image: SandboxImage, prepare: Json) -> Sandbox:
@@ -154,11 +170,26 @@ class SandboxPool:
                 if container.num_started == 0:
                     raise SandboxLostError(f"sandbox image {image.name}: its container died before its first sandbox")
                 await container.close()
-                task = None if self._containers.get(image.name) is task else self._containers[image.name]
+                current = self._containers.get(image.name)
+                task = None if current is task else current
         if task is None:
+            self._make_room()
             task = asyncio.create_task(self._launch(image), name=f"container {image.name}")
-            self._containers[image.name] = task
+        self._containers.pop(image.name, None)
+        self._containers[image.name] = task  # the last: used most recently
         return await asyncio.shield(task)
+
+    def _make_room(self) -> None:
+        """Close containers that nobody uses, the longest unused first, until there is room for another."""
+        for name, task in list(self._containers.items()):
+            if len(self._containers) < self._max_containers:
+                break
+            is_ready = task.done() and not task.cancelled() and task.exception() is None
+            if is_ready and not self._starting[name] and task.result().is_idle:
+                del self._containers[name]
+                closing = asyncio.create_task(task.result().close(), name=f"close container {name}")
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
 
     async def _launch(self, image: SandboxImage) -> Container:
         container = await self._new_container(image)
@@ -188,6 +219,7 @@ class SandboxPool:
         for task in tasks:
             with contextlib.suppress(SwerveError, asyncio.CancelledError):
                 await (await task).close()
+        await asyncio.gather(*self._closing)
         one_shots, self._one_shots = self._one_shots, set()
         solos, self._solos = self._solos, set()
         await asyncio.gather(*(one.close() for one in (*one_shots, *solos)))

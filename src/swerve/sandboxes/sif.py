@@ -52,6 +52,12 @@ def find_sif(directory: Path, name: str) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
+def find_directory(directory: Path, name: str) -> Path | None:
+    """The unpacked root of an image, `<directory>/r2egym/<name>` or `<directory>/<name>`, if there is one."""
+    candidates = (directory / "r2egym" / name, directory / name)
+    return next((path for path in candidates if path.is_dir()), None)
+
+
 def read_sif(path: Path) -> SystemPartition:
     """Find the system partition of a SIF file.
 
@@ -187,7 +193,8 @@ def root_of(image: SandboxImage, images: str, *, needs_one: bool = False, mounte
 
     Args:
         image: Its `root` may name a SIF file or a directory.
-        images: Directory of SIF files; searched for the image's name, then for `default`, where `root` is empty.
+        images: Directory of SIF files or of directories; searched for the image's name, then for `default`, where
+            `root` is empty.
         needs_one: Finding none is a fault.
         mounted: A SIF file is returned as it is, for someone who mounts it; else it is unpacked.
 
@@ -200,7 +207,8 @@ def root_of(image: SandboxImage, images: str, *, needs_one: bool = False, mounte
     """
     path = Path(image.root) if image.root else None
     if path is None and images:
-        path = find_sif(Path(images), image.name) or find_sif(Path(images), "default")
+        for name in (image.name, "default"):
+            path = path or find_sif(Path(images), name) or find_directory(Path(images), name)
     if path is None:
         if not needs_one and not images:
             return None

@@ -98,6 +98,27 @@ def test_a_cancelled_start_leaves_nothing(run: Run, marked: Marked, warm: bool, 
     marked.assert_gone()
 
 
+def test_images_may_be_more_than_the_containers_kept(run: Run) -> None:
+    names = ["a", "b", "c", "d"]
+
+    async def use() -> None:
+        async with SandboxPool([SandboxImage(name=name) for name in names], LIMITS, max_containers=2) as pool:
+            await pool.warm_up()
+            assert len(pool.process_ids()) == 2
+            held = await pool.start("a")
+            for name in (*names[1:], *names):
+                sandbox = await pool.start(name)
+                assert (await sandbox.exec("echo works", 20.0)).output == "works\n"
+                await sandbox.close()
+                assert len(pool.process_ids()) == 2
+            assert (await held.exec("echo still there", 20.0)).output == "still there\n"
+            boxes = await asyncio.gather(*(pool.start(name) for name in names * 3))
+            assert len(pool.process_ids()) == 4
+            assert [(await box.exec("echo $$", 20.0)).exit_code for box in boxes] == [0] * 12
+
+    run(use())
+
+
 def test_closing_the_pool_while_a_container_starts(run: Run, marked: Marked) -> None:
     async def close() -> None:
         pool = SandboxPool([marked.image], LIMITS)

@@ -48,6 +48,16 @@ def test_the_root_of_an_image(sif: Path, tmp_path: Path) -> None:
         root_of(image, "", needs_one=True)
 
 
+def test_a_directory_stands_for_an_image_where_there_is_no_file(sif: Path) -> None:
+    images, image = sif.parents[1], SandboxImage(name="task__2")
+    (images / "task__2").mkdir()
+    assert root_of(image, str(images), mounted=True) == images / "task__2"
+    (images / "r2egym" / "task__2").mkdir()
+    assert root_of(image, str(images), mounted=True) == images / "r2egym" / "task__2"
+    sif.rename(images / "task__2.sif")
+    assert root_of(image, str(images), mounted=True) == images / "task__2.sif"
+
+
 @pytest.mark.parametrize(
     ("data", "told"),
     [

@@ -1,7 +1,8 @@
-"""Attack the grader, and sweep what killed runs have left behind.
+"""Build images, attack the grader, and sweep what killed runs have left behind.
 
 `cheats` plays attacks on the grading of a task in real sandboxes, and the right repair; it exits with 1 unless every
-attack earned nothing and the repair earned 1. `reap` kills and removes what sandboxes of killed launchers left.
+attack earned nothing and the repair earned 1. `reap` kills and removes what sandboxes of killed launchers left. `build`
+makes SIF files, `images` verifies them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING
 
+from swerve.cli import image_building
 from swerve.types import SwerveError
 
 if TYPE_CHECKING:
@@ -27,11 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     reap = actions.add_parser("reap", help="sweep what killed runs have left behind")
     for action in (cheats, reap):
         action.add_argument("--json", action="store_true", help="print JSON")
+    image_building.add_arguments(actions)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Does one of them."""
-    return {"cheats": _cheats, "reap": _reap}[arguments.action](arguments)
+    known = {"cheats": _cheats, "reap": _reap, "build": image_building.run_build, "images": image_building.run_images}
+    return known[arguments.action](arguments)
 
 
 def _cheats(arguments: argparse.Namespace) -> int:

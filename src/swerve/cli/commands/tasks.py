@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swerve.cli.benchmark_data import add_import_arguments, check_identity, run_import, verification_pool
 from swerve.cli.minting import add_mint_arguments, run_mint
 from swerve.config import cache_directory
 from swerve.telemetry import machine_faults
@@ -33,9 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the actions."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     add_mint_arguments(actions.add_parser("mint", help="make tasks of packages"))
+    add_import_arguments(actions)
     verify = actions.add_parser("verify", help="check a task file, and that its tasks hold")
     verify.add_argument("--read-only", action="store_true", help="read the file, and grade nothing")
     verify.add_argument("--jobs", type=int, default=2, metavar="INT", help="tasks graded at once (%(default)s)")
+    verify.add_argument(
+        "--identity",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="hold the file against its rows, bytes and SHA-256 first (default: <file>.identity.json)",
+    )
+    verify.add_argument("--images", default="", metavar="DIR", help="SIF files of tasks that have images of their own")
     show = actions.add_parser("show", help="print one task")
     show.add_argument("task", metavar="TASK_ID", help="id of a task")
     stats = actions.add_parser("stats", help="count tasks by package, kind of change and licence")
@@ -60,6 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Does one of them."""
     if arguments.action == "mint":
         return run_mint(arguments)
+    if arguments.action == "import":
+        return run_import(arguments)
+    if getattr(arguments, "identity", None) is not None:
+        check_identity(Path(arguments.tasks), Path(arguments.identity) if arguments.identity else None)
     from swerve.cli.composition import tasks_named
 
     tasks = tasks_named(arguments.tasks)
@@ -70,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace, tasks: Sequence[Task]) -> int:
     if arguments.jobs < 1:
         raise SwerveError(f"--jobs {arguments.jobs}: must be at least 1")
-    faults = {} if arguments.read_only else asyncio.run(_grade_both(tasks, arguments.jobs))
+    faults = {} if arguments.read_only else asyncio.run(_grade_both(tasks, arguments.jobs, arguments.images))
     if arguments.json:
         print(json.dumps({"tasks": len(tasks), "graded": not arguments.read_only, "faults": faults}, indent=2))
     else:
@@ -81,16 +95,15 @@ def _verify(arguments: argparse.Namespace, tasks: Sequence[Task]) -> int:
     return 2 if faults else 0
 
 
-async def _grade_both(tasks: Sequence[Task], jobs: int) -> dict[str, str]:
+async def _grade_both(tasks: Sequence[Task], jobs: int, images: str) -> dict[str, str]:
     """What is wrong, by task: doing nothing must earn 0, the gold patch 1."""
     from swerve.cli.composition import environment_of
     from swerve.environments import Grader
-    from swerve.sandboxes import SandboxPool
 
     environment = environment_of(tasks)
     faults: dict[str, str] = {}
     num_done = 0
-    async with SandboxPool(environment.images()) as pool:
+    async with verification_pool(environment.images(), images) as pool:
         grader, gate = Grader(pool, environment), asyncio.Semaphore(jobs)
 
         async def one(task: Task) -> None:
