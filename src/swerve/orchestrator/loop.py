@@ -280,7 +280,8 @@ def _episode_settings(recipe: TrainRecipe, temperature: float, top_p: float) -> 
         test_timeout_s=agent.test_timeout_s,
     )
     sampling = SamplingParams(temperature=temperature, top_p=top_p, max_new_tokens=recipe.rollout.max_new_tokens)
-    return EpisodeSettings(sampling=sampling, limits=limits)
+    characters = agent.max_observation_characters or None
+    return EpisodeSettings(sampling=sampling, limits=limits, max_observation_characters=characters)
 
 
 def evaluation_metrics(report: EvalReport) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from swerve.types import EpisodeStatus, Trajectory
 
@@ -28,7 +29,8 @@ def rollout_metrics(trajectories: Iterable[Trajectory]) -> dict[str, float]:
         - `num_valid`, `num_trajectories`, and `status/NAME` for every status: counts.
         - `num_turns`, `num_tokens`, `num_sampled_tokens`: means over valid samples.
         - `tool_call_rate`: share of turns with at least one well-formed call, over the turns of all trajectories.
-        - `malformed_calls_per_turn`, `repeated_failures_per_turn`: the same denominator.
+        - `malformed_calls_per_turn`, `repeated_failures_per_turn`, `no_call_rate`: the same denominator.
+        - `outside/NAME`: counts of what outside agents asked for, where such agents played.
         - `truncation_rate`: share of valid samples that the context or the turn limit ended.
         - `seconds/PHASE`: mean over all trajectories.
     """
@@ -47,8 +49,12 @@ def rollout_metrics(trajectories: Iterable[Trajectory]) -> dict[str, float]:
         "tool_call_rate": _ratio(sum(bool(turn.tool_names) for turn in turns), len(turns)),
         "malformed_calls_per_turn": _ratio(sum(turn.num_malformed_calls for turn in turns), len(turns)),
         "repeated_failures_per_turn": _ratio(sum(turn.num_repeated_failures for turn in turns), len(turns)),
+        "no_call_rate": _ratio(sum(turn.no_call for turn in turns), len(turns)),
         "truncation_rate": _ratio(num_cut, len(valid)),
     }
+    asked = [asdict(trajectory.requests) for trajectory in trajectories if trajectory.requests is not None]
+    for name in asked[0] if asked else ():
+        metrics[f"outside/{name.removeprefix('num_')}"] = float(sum(counts[name] for counts in asked))
     for status in EpisodeStatus:
         metrics[f"status/{status.value}"] = float(statuses[status])
     for phase in sorted({phase for trajectory in trajectories for phase in trajectory.seconds}):
