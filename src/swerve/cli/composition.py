@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swerve.agents import STYLES
+from swerve.agents import STYLES, PlainStyle
 from swerve.agents.outside import OutsideAgents
 from swerve.cli.minting import FAMILIES
 from swerve.config import TrainRecipe, cache_directory, policy_directory
-from swerve.config.schema import Agent, Rollout, Sandbox, Tasks
+from swerve.config.schema import TEMPLATE_STYLES, Agent, Rollout, Sandbox, Tasks
 from swerve.config.schema import Policy as PolicySection
 from swerve.environments import Environment, Grader, load_split, load_tasks, shipped_file
 from swerve.rendering import ConversationRenderer, Template, Tokenizer
@@ -263,7 +263,7 @@ async def episode_roles(
                 environment=environment,
                 grader=Grader(pool, environment),
                 renderer=renderer,
-                style=STYLES[recipe.agent.style],
+                style=style_of(recipe.agent),
                 outside=outside,
             )
     finally:
@@ -273,8 +273,14 @@ async def episode_roles(
 def make_renderer(section: Agent, tokenizer: Tokenizer) -> ConversationRenderer:
     """The built-in agent's conversations: a recipe's template with what belongs to it."""
     template = load_template(section.template)
-    tools = STYLES[section.style].tools.values()
-    return ConversationRenderer(tokenizer, template, system_prompt=template.system_prompt or None, tools=tuple(tools))
+    tools = tuple(style_of(section).tools.values())
+    return ConversationRenderer(tokenizer, template, system_prompt=template.system_prompt or None, tools=tools)
+
+
+def style_of(section: Agent) -> PlainStyle:
+    """What the built-in agent's tools take and say."""
+    belongs = TEMPLATE_STYLES.get(section.template, "plain")
+    return STYLES[belongs if section.observations == "template" else section.observations]
 
 
 def load_template(name: str) -> Template:

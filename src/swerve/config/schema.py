@@ -137,7 +137,8 @@ class Tasks:
 
 AGENT_PLACEHOLDERS = ("task_file", "base_url", "model", "docker")
 """What may stand in braces in the command of an outside agent."""
-_TEMPLATE_STYLES: dict[str, Literal["plain", "numbered"]] = {"tiny_repair": "plain", "codeact": "numbered"}
+TEMPLATE_STYLES = {"tiny_repair": "plain", "codeact": "numbered"}
+"""What tools say to the policies that the templates are for; `plain` with a template of the user's own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,19 +168,11 @@ class Agent:
     command_timeout_s: Seconds = 10.0
     test_timeout_s: Seconds = 10.0
 
-    @property
-    def style(self) -> Literal["plain", "numbered"]:
-        """What tools say, resolved."""
-        return _TEMPLATE_STYLES.get(self.template, "plain") if self.observations == "template" else self.observations
-
     def contradictions(self) -> Contradictions:
         """Observations are those the template's policies know, and a program's command line can be filled in."""
-        known = _TEMPLATE_STYLES.get(self.template, self.style)
-        if self.style != known:
-            yield (
-                "observations",
-                f'must be "{known}" with template = "{self.template}", or "template": what belongs to it',
-            )
+        known = TEMPLATE_STYLES.get(self.template, self.observations)
+        if self.observations not in ("template", known):
+            yield "observations", f'must be "template" or "{known}" with template = "{self.template}": it is for these'
         why = "an outside agent, whose tools are its own"
         yield from _without_effect(self, not self.command, why, "observations", "max_observation_characters")
         if self.command:

@@ -10,8 +10,11 @@ from swerve.types import EpisodeStatus, Trajectory
 
 
 def tool_call_warning(trajectories: Iterable[Trajectory]) -> str | None:
-    """What to tell the user if no rollout made a single well-formed tool call, else `None`."""
-    trajectories = [trajectory for trajectory in trajectories if trajectory.turns]
+    """What to tell the user if no rollout made a single well-formed tool call, else `None`.
+
+    Conversations of outside agents that told the policy of no tools do not count.
+    """
+    trajectories = [trajectory for trajectory in trajectories if trajectory.turns and _has_tools(trajectory)]
     if not trajectories or any(turn.tool_names for trajectory in trajectories for turn in trajectory.turns):
         return None
     num_malformed = sum(turn.num_malformed_calls for trajectory in trajectories for turn in trajectory.turns)
@@ -19,6 +22,29 @@ def tool_call_warning(trajectories: Iterable[Trajectory]) -> str | None:
         f"none of {len(trajectories)} rollouts made a tool call ({num_malformed} malformed ones): "
         "check that template, tokenizer and policy belong together"
     )
+
+
+def _has_tools(trajectory: Trajectory) -> bool:
+    return trajectory.requests is None or any(
+        turn.no_call or turn.tool_names or turn.num_malformed_calls for turn in trajectory.turns
+    )
+
+
+def guard_notes(trajectories: Iterable[Trajectory]) -> list[str]:
+    """What guards saw that neither a status nor a reward tells, in words; nothing where all went as it should."""
+    trajectories = list(trajectories)
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    asked = [trajectory.requests for trajectory in trajectories if trajectory.requests is not None]
+    counts = {
+        "malformed calls": sum(turn.num_malformed_calls for turn in turns),
+        "turns without a call": sum(turn.no_call for turn in turns),
+        "repetitions of a failed call": sum(turn.num_repeated_failures for turn in turns),
+        "ignored settings of requests": sum(one.num_ignored_settings for one in asked),
+        "requests sent again": sum(one.num_repeated for one in asked),
+        "answers that the agent dropped": sum(one.num_dropped_answers for one in asked),
+        "refused requests": sum(one.num_refused for one in asked),
+    }
+    return [f"{count} {what}" for what, count in counts.items() if count]
 
 
 def rollout_metrics(trajectories: Iterable[Trajectory]) -> dict[str, float]:

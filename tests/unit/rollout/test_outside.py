@@ -312,7 +312,8 @@ def test_a_completion_cut_by_its_length_goes_on_with_an_end_we_write(run, render
     from swerve.types import SamplingParams
 
     class Session:
-        given: list = []
+        def __init__(self):
+            self.given = []
 
         async def generate(self, new_tokens, sampling):
             self.given.append(list(new_tokens))
@@ -365,7 +366,7 @@ def test_an_episode_that_ends_leaves_nothing_of_the_program(play, tmp_path):
     program = f"""
         import subprocess, sys, time
         from outside_library import *
-        sleep = "import os, time, pathlib; pathlib.Path({str(tmp_path)!r}, f'pid{{os.getpid()}}').touch(); time.sleep(99)"
+        sleep = "import os, time; open({str(tmp_path)!r} + f'/pid{{os.getpid()}}', 'w').close(); time.sleep(99)"
         subprocess.Popen([sys.executable, "-c", sleep], start_new_session=True)
         subprocess.run(["sh", "-c", 'setsid "$0" -c "$1" & :', sys.executable, sleep])
         while len(list(Path({str(tmp_path)!r}).glob("pid*"))) < 2:
@@ -450,7 +451,7 @@ def test_a_command_that_takes_too_long_is_killed_with_all_it_started(play):
         assert (done.stdout, done.returncode) == ("begun\\n", 124), done
         assert "killed after 1 s" in done.stderr
         try:
-            docker("exec", box, "bash", "-c", "sleep 0.6; touch /tmp/late", timeout=0.2)  # the agent's own, shorter limit
+            docker("exec", box, "bash", "-c", "sleep 0.6; touch /tmp/late", timeout=0.2)  # the agent's own limit
         except subprocess.TimeoutExpired:
             pass
         time.sleep(0.8)
