@@ -296,8 +296,9 @@ def test_half_a_turn_runs_only_what_the_whole_one_would_have_run(calls, data):
 
 @given(PLAIN, st.sampled_from(["", "\n", "\n\n", "  \n"]), st.sampled_from(["", "\n", "\n\n", "\n  "]))
 def test_exactly_one_newline_goes_at_each_end(value, before, after):
-    text = f"<tool_call>\n<function=bash>\n<parameter=command>{before}{value}{after}</parameter>\n</function>\n</tool_call>"
-    wanted = f"{before}{value}{after}".removeprefix("\n").removesuffix("\n")
+    written = f"{before}{value}{after}"
+    text = f"<tool_call>\n<function=bash>\n<parameter=command>{written}</parameter>\n</function>\n</tool_call>"
+    wanted = written.removeprefix("\n").removesuffix("\n")
     assert said(text) == ([("bash", {"command": wanted})], 0)
 
 
