@@ -206,6 +206,12 @@ def test_an_answer_asked_for_twice_is_sampled_once(play):
     assert (trajectory.requests.num_answered, trajectory.requests.num_repeated) == (2, 2)
 
 
+def test_an_agent_that_asks_the_same_for_ever_is_told(play):
+    trajectory, _ = play("from outside_library import *\nwhile True: chat(START)", ["DONE"])
+    assert trajectory.status is EpisodeStatus.ERROR
+    assert trajectory.error == "the same request came 10 times again: an answer is sampled once"
+
+
 def test_an_answer_that_the_agent_drops_stays_in_the_record(play, renderer):
     program = """
         from outside_library import *

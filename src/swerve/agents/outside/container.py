@@ -63,9 +63,9 @@ class Container:
             case "exec":
                 return await self._exec(body)
             case "stop":
-                state = self._named(str(body.get("container", "")))
+                self._named(str(body.get("container", "")))
                 self._state, self._was_stopped = None, True
-                return {"id": sorted(state.names, key=len)[-1]}
+                return {}
         raise RefusedError(f"{operation}: there is no such operation", status=404)
 
     def _run(self, body: Mapping[str, Any]) -> dict[str, Any]:

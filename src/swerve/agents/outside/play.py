@@ -134,8 +134,8 @@ class OutsideAgents:
         start = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="swerve-agent-", ignore_cleanup_errors=True) as folder:
             episode = self._episodes[key] = _Episode(recorder=recorder, container=container)
-            argv, environment = self._invocation(Path(folder), key, task, limits)
             try:
+                argv, environment = self._invocation(Path(folder), key, task, limits)
                 return await _run(argv, environment, recorder)
             finally:
                 del self._episodes[key]

@@ -30,6 +30,9 @@ from swerve.types import (
     Turn,
 )
 
+_MAX_RESENT = 10
+"""Times a request may come again: often enough for a client that retries, and an agent that asks for ever is told."""
+
 
 class Recorder:
     """One episode's conversation between an agent and the policy."""
@@ -67,6 +70,7 @@ class Recorder:
         self._tools: tuple[ToolSchema, ...] = ()
         self._asked: ChatRequest | None = None
         self._answering: asyncio.Task[Answer] | None = None
+        self._num_resent = 0
         self._unfinished = False
         self._is_full = False
         self._counts = OutsideRequests()
@@ -103,12 +107,15 @@ class Recorder:
         self._count(num_ignored_settings=len(request.ignored))
         if self._asked is not None and self._answering is not None and _same(self._asked, request):
             self._count(num_repeated=1)
+            self._num_resent += 1
+            if self._num_resent > _MAX_RESENT:
+                raise RefusedError(f"the same request came {_MAX_RESENT} times again: an answer is sampled once")
             return await asyncio.shield(self._answering)
         if self._answering is not None and not self._answering.done():
             raise RefusedError("the policy is still answering another request: an episode is one conversation")
         self._check_room()
         new = self._new_messages(request)
-        self._asked = request
+        self._asked, self._num_resent = request, 0
         self._answering = asyncio.create_task(self._sample(new), name="answer an outside agent")
         return await asyncio.shield(self._answering)
 
