@@ -44,6 +44,7 @@ def test_an_episode_is_the_same_through_a_program():
 
 
 def test_the_command_of_the_documentation_plays_an_episode():
+    """What stands in docs/agents.md."""
     words = ["rollout", "first", "--recipe", str(RECIPE), "--agent.command", COMMAND]
     done = subprocess.run(
         [sys.executable, "-m", "swerve.cli", *words, "--json"], capture_output=True, text=True, timeout=280
