@@ -12,7 +12,7 @@ from swerve.cli.composition import episode_roles, make_renderer, read_tasks, sty
 from swerve.config import TINY_POLICY, TrainRecipe
 from swerve.config.schema import Agent, Tasks
 from swerve.rendering import Tokenizer
-from swerve.rollout import run_episode
+from swerve.rollout import EpisodeSettings, run_episode
 from swerve.types import EpisodeStatus, MachineError
 
 
@@ -62,12 +62,10 @@ def test_the_command_of_a_recipe_plays_its_episodes(tokenizer, command):
     task = read_tasks(recipe.tasks).validation[0]
 
     async def play():
-        from swerve.orchestrator import training_settings
-
         engine: Any = NoEngine()
         async with episode_roles(recipe, [task], tokenizer, engine) as roles:
             assert (roles.outside is not None) == bool(command)
-            return await run_episode(task, 0, roles=roles, settings=training_settings(recipe), seed=0)
+            return await run_episode(task, 0, roles=roles, settings=EpisodeSettings(), seed=0)
 
     trajectory = asyncio.run(play())
     assert (trajectory.status, trajectory.error) == (EpisodeStatus.ERROR, "no engine")
