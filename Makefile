@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TPU_VENV := .venv-tpu
 TPU_INSTALLED := $(TPU_VENV)/.installed
+MINI_VENV := .venv-mini-swe-agent
+MINI_INSTALLED := $(MINI_VENV)/.installed
 THREADS := $(shell nproc 2>/dev/null || echo 2)
 WORKERS ?= $(shell n=$(THREADS); [ $$n -gt 2 ] && n=2; echo $$n)
 # What `make parity` runs the other implementation with: an environment of its own, or one that is there already.
@@ -17,10 +19,10 @@ ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow tpu apptainer lint format bench docs parity lock clean install
+.PHONY: help demo test test-slow tpu apptainer mini-swe-agent lint format bench docs parity lock clean install
 
 help:  ## Say what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -56,6 +58,14 @@ tpu: $(TPU_INSTALLED)  ## Install the compiler for TPUs into .venv-tpu; no TPU n
 apptainer: $(INSTALLED)  ## Fetch Apptainer into .cache for the slow tests; Debian only, installs nothing in the system
 	sh tests/tools/install_apptainer.sh .cache/apptainer $(BIN)/python
 
+# An outside agent for the slow tests and for recipes/mini_swe_agent.toml; its dependencies are its own.
+$(MINI_INSTALLED): examples/mini_swe_agent.requirements.txt | $(VENV)/bin/python
+	$(BIN)/python -m venv $(MINI_VENV)
+	$(MINI_VENV)/bin/python -m pip install --quiet -r examples/mini_swe_agent.requirements.txt
+	@touch $@
+
+mini-swe-agent: $(MINI_INSTALLED)  ## Install mini-swe-agent into .venv-mini-swe-agent, 0.8 GB
+
 lint: $(INSTALLED)  ## Style, types, layers, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -89,5 +99,5 @@ lock: | $(VENV)/bin/python  ## Resolve the dependencies anew into requirements.l
 	  --no-emit-index-url --no-emit-find-links --no-header --quiet -o requirements.lock
 
 clean:  ## Remove what was built, keep runs
-	rm -rf $(VENV) $(TPU_VENV) build dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TPU_VENV) $(MINI_VENV) build dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -287,7 +287,9 @@ class Turn:
         tool_names: Tools of the well-formed calls, in order.
         num_malformed_calls: Calls that could not be read; each was reported to the policy.
         observations: Text of each tool result, in order.
-        num_repeated_failures: Calls that failed just as the very same call had failed before, no file edited since.
+        num_repeated_failures: Calls that failed although the very same call had failed before and no file was edited
+            since.
+        no_call: The policy ended the turn without calling, or trying to call, any tool.
     """
 
     text: str
@@ -295,6 +297,28 @@ class Turn:
     num_malformed_calls: int
     observations: tuple[str, ...]
     num_repeated_failures: int = 0
+    no_call: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutsideRequests:
+    """What an outside agent asked of the policy besides answers to a growing conversation. All are counts.
+
+    Attributes:
+        num_answered: Requests that were answered with a new completion.
+        num_repeated: Requests that were sent again, and got the same answer again.
+        num_dropped_answers: Answers that the agent left out of its conversation; the policy still sees them.
+        num_ignored_settings: Settings of requests that change nothing here, and were ignored.
+        num_refused: Requests that were refused; one ends the episode.
+        num_rewritten: Those among them whose history was not the conversation so far.
+    """
+
+    num_answered: int = 0
+    num_repeated: int = 0
+    num_dropped_answers: int = 0
+    num_ignored_settings: int = 0
+    num_refused: int = 0
+    num_rewritten: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -316,6 +340,7 @@ class Trajectory:
         test_statuses: Status per test as graded.
         seconds: Wall-clock seconds by phase (`start`, `generate`, `tools`, `grade`).
         seed: Sampling seed of the session.
+        requests: What an outside agent asked for; `None` where the built-in one played.
     """
 
     task_id: str
@@ -332,6 +357,7 @@ class Trajectory:
     test_statuses: Mapping[str, str] = field(default_factory=dict[str, str])
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     seed: int = 0
+    requests: OutsideRequests | None = None
 
     @property
     def num_sampled_tokens(self) -> int:

@@ -10,78 +10,21 @@ The token list only grows. What the policy generated is kept as it is and read o
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-import numpy as np
-
-from swerve.agents.tools import ERROR, FINISH, TOOL_SCHEMAS, Toolbox
+from swerve.agents.styles import ERROR, FINISH
+from swerve.agents.tools import Toolbox
+from swerve.agents.transcript import Transcript
 from swerve.rendering import ConversationRenderer, MalformedCall, ParsedTurn, parse_tool_calls
-from swerve.types import (
-    BoolArray,
-    Completion,
-    EpisodeStatus,
-    FinishReason,
-    Float32Array,
-    Int32Array,
-    PolicySession,
-    SamplingParams,
-    Turn,
-)
+from swerve.types import Completion, EpisodeStatus, FinishReason, PolicySession, SamplingParams, Turn
 
 NO_CALL = "error: no tool call; call a tool, or finish"
 
 
-@dataclass(slots=True)
-class Transcript:
-    """What has happened in an episode so far. Valid at any moment, so a failed episode keeps what it had.
-
-    Attributes:
-        tokens: All tokens, prompt included.
-        sampled: Per token: the policy produced it.
-        logprobs: Per token: log-probability under the sampling distribution, 0 where not sampled.
-        weights_versions: Per token: version that sampled it, -1 where not sampled.
-        turns: The conversation in words.
-        seconds: Wall-clock seconds by phase.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    sampled: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    weights_versions: list[int] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def append_given(self, tokens: Sequence[int]) -> None:
-        """Add tokens the policy did not produce."""
-        self.tokens += tokens
-        self.sampled += [False] * len(tokens)
-        self.logprobs += [0.0] * len(tokens)
-        self.weights_versions += [-1] * len(tokens)
-
-    def append_completion(self, completion: Completion) -> None:
-        """Add tokens the policy produced."""
-        self.tokens += completion.tokens
-        self.sampled += [True] * len(completion.tokens)
-        self.logprobs += completion.logprobs
-        self.weights_versions += [completion.weights_version] * len(completion.tokens)
-
-    def add_seconds(self, phase: str, start: float) -> None:
-        """Account the time since `start` (of `time.perf_counter`) to a phase."""
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
-
-    def arrays(self) -> tuple[Int32Array, BoolArray, Float32Array, Int32Array]:
-        """Tokens, sampled mask, behaviour log-probabilities and weights versions, each `[T]`."""
-        return (
-            np.asarray(self.tokens, np.int32),
-            np.asarray(self.sampled, np.bool_),
-            np.asarray(self.logprobs, np.float32),
-            np.asarray(self.weights_versions, np.int32),
-        )
-
-
 class CodeActAgent:
-    """Plays one episode after another with the same settings; keeps nothing between them."""
+    """Plays one episode after another with the same settings; keeps nothing between them.
+
+    What a policy is shown, and what its calls may say, is the style of the toolbox it is given.
+    """
 
     def __init__(self, renderer: ConversationRenderer, sampling: SamplingParams, *, max_turns: int) -> None:
         """Set up the agent.
@@ -128,7 +71,7 @@ class CodeActAgent:
                 transcript.turns.append(Turn(text=text, tool_names=(), num_malformed_calls=0, observations=()))
                 return _ENDS_EPISODE[completion.finish_reason]
 
-            parsed = parse_tool_calls(text, TOOL_SCHEMAS)
+            parsed = parse_tool_calls(text, toolbox.style.tools)
             finished, observations = await self._act(text, parsed, toolbox, transcript)
             if finished:
                 return EpisodeStatus.SUCCEEDED
@@ -185,6 +128,7 @@ class CodeActAgent:
                     num_malformed_calls=len(parsed.malformed),
                     observations=tuple(observations),
                     num_repeated_failures=toolbox.num_repeated_failures - num_repeated_before,
+                    no_call=not parsed.in_order,
                 )
             )
         return finished, observations

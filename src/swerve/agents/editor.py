@@ -7,35 +7,36 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from swerve.agents.styles import NOTHING_TO_UNDO, PLAIN, PlainStyle
 from swerve.sandboxes import WORKDIR, Sandbox, SandboxFileError
-
-EDITED = "edited"
-UNDONE = "undone"
-CREATED = "created"
-CHANGES = frozenset({EDITED, UNDONE, CREATED})
-"""What the editor says when a file has changed."""
-NOTHING_TO_UNDO = "error: nothing to undo"
-NOT_FOUND = "error: old_str not found"
-
-
-def ambiguous(num_occurrences: int) -> str:
-    """What the editor says of text that occurs more than once."""
-    return f"error: old_str occurs {num_occurrences} times"
 
 
 class StrReplaceEditor:
     """Edits files of one sandbox and remembers what they were before."""
 
-    def __init__(self, sandbox: Sandbox, *, command_timeout_s: float) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        *,
+        command_timeout_s: float,
+        max_observation_characters: int,
+        style: PlainStyle = PLAIN,
+    ) -> None:
         """Start with an empty history.
 
         Args:
             sandbox: Whose workspace is edited.
             command_timeout_s: Wall-clock seconds for listing a directory or removing a file.
+            max_observation_characters: Of one observation.
+            style: How it speaks.
         """
         self._sandbox = sandbox
         self._command_timeout_s = command_timeout_s
+        self._max_characters = max_observation_characters
+        self._style = style
         self._history: dict[str, list[str | None]] = {}
+        self.num_changes = 0
+        """Times a file was changed."""
 
     async def run(self, arguments: Mapping[str, Any]) -> str:
         """Carry out one call; `arguments` fit the tool's schema. Returns the observation."""
@@ -61,11 +62,12 @@ class StrReplaceEditor:
         except SandboxFileError as error:
             return await self._list(path, error)
         if view_range is None:
-            return text.removesuffix("\n") or "the file is empty"
-        lines = text.splitlines()
+            return self._style.file(path, text, self._max_characters)
+        lines = self._style.lines(text)
         match view_range:
             case [int(first), int(last)] if 1 <= first <= len(lines) and (last == -1 or first <= last):
-                return "\n".join(lines[first - 1 : None if last == -1 else last])
+                last = len(lines) if last == -1 else min(last, len(lines))
+                return self._style.part(path, lines, first, last, self._max_characters)
         return f"error: view_range must be [first, last] with first between 1 and {len(lines)}"
 
     async def _list(self, path: str, error: SandboxFileError) -> str:
@@ -82,7 +84,7 @@ class StrReplaceEditor:
         except SandboxFileError:
             before = None
         await self._write(path, before, text)
-        return CREATED
+        return self._style.created(path, text)
 
     async def _str_replace(self, path: str, old: str | None, new: str) -> str:
         if not old:
@@ -90,25 +92,28 @@ class StrReplaceEditor:
         if old == new:
             return "error: old_str and new_str are the same"
         text = await self._sandbox.read_file(path)
-        num_occurrences = text.count(old)
-        if num_occurrences == 0:
-            return NOT_FOUND
-        if num_occurrences > 1:
-            return ambiguous(num_occurrences)
-        await self._write(path, text, text.replace(old, new))
-        return EDITED
+        before, *others = text.split(old)
+        if not others:
+            return self._style.not_found(path)
+        if len(others) > 1:
+            return self._style.ambiguous(path, _lines_of(text, old))
+        after = before + new + others[0]
+        await self._write(path, text, after)
+        return self._style.edited(path, after, before.count("\n") + 1, new.count("\n") + 1)
 
     async def _insert(self, path: str, line: int | None, new: str | None) -> str:
         if line is None or new is None:
             return "error: insert needs insert_line and new_str"
         text = await self._sandbox.read_file(path)
-        lines = text.splitlines(keepends=True)
+        lines = self._style.lines(text)
         if not 0 <= line <= len(lines):
             return f"error: insert_line must be between 0 and {len(lines)}"
         if line and not lines[line - 1].endswith("\n"):
             lines[line - 1] += "\n"
-        await self._write(path, text, "".join([*lines[:line], new.removesuffix("\n") + "\n", *lines[line:]]))
-        return EDITED
+        inserted = new.removesuffix("\n") + "\n"
+        after = "".join([*lines[:line], inserted, *lines[line:]])
+        await self._write(path, text, after)
+        return self._style.edited(path, after, line + 1, inserted.count("\n"))
 
     async def _undo_edit(self, path: str) -> str:
         history = self._history.get(path)
@@ -120,8 +125,20 @@ class StrReplaceEditor:
         else:
             await self._sandbox.write_file(path, before)
         history.pop()
-        return UNDONE
+        self.num_changes += 1
+        return self._style.undone(path)
 
     async def _write(self, path: str, before: str | None, after: str) -> None:
         await self._sandbox.write_file(path, after)
         self._history.setdefault(path, []).append(before)
+        self.num_changes += 1
+
+
+def _lines_of(text: str, part: str) -> list[int]:
+    """Lines, counted from 1, in which the occurrences of a part begin."""
+    lines, line, *pieces = [], 1, *text.split(part)
+    for piece in pieces[:-1]:
+        line += piece.count("\n")
+        lines.append(line)
+        line += part.count("\n")
+    return lines

@@ -10,76 +10,51 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from swerve.agents.editor import CHANGES, StrReplaceEditor
-from swerve.rendering import ParameterSchema, ToolCall, ToolSchema
+from swerve.agents.editor import StrReplaceEditor
+from swerve.agents.styles import ERROR, FINISH, PLAIN, PlainStyle, shorten
+from swerve.rendering import ToolCall
 from swerve.sandboxes import Sandbox
 
-ERROR = "error: "
-FINISH = "finish"
+REPEATED = " (this very call has failed before)"
 
-TOOL_SCHEMAS: Mapping[str, ToolSchema] = {
-    schema.name: schema
-    for schema in (
-        ToolSchema(
-            name="execute_bash",
-            description="Run a shell command in the working directory and see its output.",
-            parameters={"command": ParameterSchema(description="The command.", required=True)},
-        ),
-        ToolSchema(
-            name="str_replace_editor",
-            description="View, create and edit files. An edit can be undone with undo_edit.",
-            parameters={
-                "command": ParameterSchema(
-                    description="What to do.",
-                    required=True,
-                    choices=("view", "create", "str_replace", "insert", "undo_edit"),
-                ),
-                "path": ParameterSchema(description="File, relative to the working directory.", required=True),
-                "file_text": ParameterSchema(description="create: the whole text of the new file."),
-                "old_str": ParameterSchema(description="str_replace: text that occurs exactly once in the file."),
-                "new_str": ParameterSchema(description="str_replace, insert: the text to put there."),
-                "insert_line": ParameterSchema(
-                    type="integer", description="insert: the text goes after this line; 0 puts it first."
-                ),
-                "view_range": ParameterSchema(
-                    type="array", description="view: first and last line, for example [1, 20]; -1 is the last line."
-                ),
-            },
-        ),
-        ToolSchema(
-            name="think",
-            description="Write a thought down. Nothing happens.",
-            parameters={"thought": ParameterSchema(description="The thought.", required=True)},
-        ),
-        ToolSchema(
-            name=FINISH,
-            description="End the work.",
-            parameters={"message": ParameterSchema(description="What was done.")},
-        ),
-    )
-}
-"""The tools on offer, by name."""
+_Outcome = tuple[str, str | None]
+"""The observation, and for a call that failed what else must be alike in a repetition of it."""
 
 
 class Toolbox:
     """Runs the calls of one episode in its sandbox."""
 
-    def __init__(self, sandbox: Sandbox, *, command_timeout_s: float, max_observation_characters: int) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        *,
+        command_timeout_s: float,
+        max_observation_characters: int,
+        style: PlainStyle = PLAIN,
+    ) -> None:
         """Bind the tools to a sandbox.
 
         Args:
             sandbox: Of the episode.
             command_timeout_s: Wall-clock seconds of one command. No tool has a shorter limit of its own.
-            max_observation_characters: Longer observations lose their middle, and say so.
+            max_observation_characters: Longer observations are cut, and say so.
+            style: Which arguments tools take, and how they speak.
         """
+        self.style = style
         self._sandbox = sandbox
         self._command_timeout_s = command_timeout_s
         self._max_characters = max_observation_characters
-        self._editor = StrReplaceEditor(sandbox, command_timeout_s=command_timeout_s)
+        self._editor = StrReplaceEditor(
+            sandbox,
+            command_timeout_s=command_timeout_s,
+            max_observation_characters=max_observation_characters,
+            style=style,
+        )
         self._failed: set[str] = set()
-        self._tools: Mapping[str, Callable[[Mapping[str, Any]], Awaitable[str]]] = {
+        self._num_changes = 0
+        self._tools: Mapping[str, Callable[[Mapping[str, Any]], Awaitable[_Outcome]]] = {
             "execute_bash": self._execute_bash,
-            "str_replace_editor": self._editor.run,
+            "str_replace_editor": self._edit,
             "think": self._think,
             FINISH: self._finish,
         }
@@ -92,35 +67,36 @@ class Toolbox:
         Raises:
             SandboxLostError: The sandbox died.
         """
-        observation = shorten(await self._tools[call.name](call.arguments), self._max_characters)
-        if observation.startswith(ERROR) and call.name != "execute_bash":
-            key = json.dumps([call.name, call.arguments], sort_keys=True)
+        observation, failure = await self._tools[call.name](call.arguments)
+        observation = shorten(observation, self._max_characters)
+        if self._editor.num_changes > self._num_changes:
+            self._num_changes = self._editor.num_changes
+            self._failed.clear()
+        if failure is not None:
+            key = json.dumps([call.name, call.arguments, failure], sort_keys=True)
             if key in self._failed:
                 self.num_repeated_failures += 1
-                observation += " (this very call has failed before)"
+                observation += REPEATED
             self._failed.add(key)
-        elif observation in CHANGES:
-            self._failed.clear()
         return observation
 
-    async def _execute_bash(self, arguments: Mapping[str, Any]) -> str:
-        result = await self._sandbox.shell(arguments["command"], timeout_s=self._command_timeout_s)
-        output = result.output.removesuffix("\n")
-        if result.timed_out:
-            notice = f"error: timed out after {self._command_timeout_s:g} s, the processes were killed"
-            return f"{shorten(output, self._max_characters - len(notice) - 1)}\n{notice}" if output else notice
-        return output or f"no output, exit code {result.exit_code}"
+    async def _execute_bash(self, arguments: Mapping[str, Any]) -> _Outcome:
+        if arguments.get("is_input") == "true":
+            return f"{ERROR}no command is waiting for input: commands get none, and end or are killed", ""
+        timeout_s = min(arguments.get("timeout", self._command_timeout_s), self._command_timeout_s)
+        if not timeout_s > 0:
+            return f"{ERROR}timeout must be above 0", ""
+        result = await self._sandbox.shell(arguments["command"], timeout_s=timeout_s)
+        observation = self.style.ran(result, timeout_s, self._max_characters)
+        failed = self.style.reports_repeated_commands and (result.timed_out or result.exit_code != 0)
+        return observation, observation if failed else None
 
-    async def _think(self, arguments: Mapping[str, Any]) -> str:
-        return "noted"
+    async def _edit(self, arguments: Mapping[str, Any]) -> _Outcome:
+        observation = await self._editor.run(arguments)
+        return observation, "" if observation.startswith(ERROR) else None
 
-    async def _finish(self, arguments: Mapping[str, Any]) -> str:
-        return "finished"
+    async def _think(self, arguments: Mapping[str, Any]) -> _Outcome:
+        return "noted", None
 
-
-def shorten(text: str, max_characters: int) -> str:
-    """Cut a text in its middle to about `max_characters`, and say how much is missing."""
-    if len(text) <= max_characters:
-        return text
-    half = max(max_characters // 2, 1)
-    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
+    async def _finish(self, arguments: Mapping[str, Any]) -> _Outcome:
+        return "finished", None

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swerve.agents import STYLES, PlainStyle
+from swerve.agents.outside import OutsideAgents
 from swerve.cli.minting import FAMILIES
 from swerve.config import TrainRecipe, cache_directory, policy_directory
+from swerve.config.schema import TEMPLATE_STYLES, Agent, Rollout, Sandbox, Tasks
 from swerve.config.schema import Policy as PolicySection
-from swerve.config.schema import Rollout, Sandbox, Tasks
 from swerve.environments import Environment, Grader, load_split, load_tasks, shipped_file
 from swerve.environments.identity import identity_path, verify_identity
 from swerve.rendering import ConversationRenderer, Template, Tokenizer
@@ -255,9 +257,13 @@ async def episode_roles(
     """
     environment = environment_of(tasks)
     backend = sandbox_backend(recipe.sandbox)
-    renderer = ConversationRenderer(tokenizer, load_template(recipe.agent.template))
+    renderer = make_renderer(recipe.agent, tokenizer)
+    outside = OutsideAgents(recipe.agent.command, tokenizer, renderer.template) if recipe.agent.command else None
     try:
-        async with SandboxPool(environment.images(), sandbox_limits(recipe.sandbox), backend=backend) as pool:
+        async with (
+            SandboxPool(environment.images(), sandbox_limits(recipe.sandbox), backend=backend) as pool,
+            outside or contextlib.nullcontext(),
+        ):
             truncated = recipe.evaluation.top_p < 1.0
             compiling = [asyncio.to_thread(engine.warmup)]
             compiling += [asyncio.to_thread(engine.warmup, truncated=True)] if truncated else []
@@ -268,9 +274,24 @@ async def episode_roles(
                 environment=environment,
                 grader=Grader(pool, environment),
                 renderer=renderer,
+                style=style_of(recipe.agent),
+                outside=outside,
             )
     finally:
         engine.shutdown()
+
+
+def make_renderer(section: Agent, tokenizer: Tokenizer) -> ConversationRenderer:
+    """The built-in agent's conversations: a recipe's template with what belongs to it."""
+    template = load_template(section.template)
+    tools = tuple(style_of(section).tools.values())
+    return ConversationRenderer(tokenizer, template, system_prompt=template.system_prompt or None, tools=tools)
+
+
+def style_of(section: Agent) -> PlainStyle:
+    """What the built-in agent's tools take and say."""
+    belongs = TEMPLATE_STYLES.get(section.template, "plain")
+    return STYLES[belongs if section.observations == "template" else section.observations]
 
 
 def load_template(name: str) -> Template:

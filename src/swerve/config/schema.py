@@ -6,8 +6,10 @@ field `temperature` of the section `rollout` is `temperature = 1.0` under `[roll
 `inf`, and a count of 0 says what it means. `contradictions` yields `(key, what is wrong and what to do)`.
 """
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from string import Formatter
 from typing import Annotated, ClassVar, Literal
 
 from swerve.config.constraints import (
@@ -133,12 +135,24 @@ class Tasks:
                 yield key, f'has no effect with family = "{self.family}": remove it, or set family = "files"'
 
 
+AGENT_PLACEHOLDERS = ("task_file", "base_url", "model", "docker")
+"""What may stand in braces in the command of an outside agent."""
+TEMPLATE_STYLES = {"tiny_repair": "plain", "codeact": "numbered"}
+"""What tools say to the policies that the templates are for; `plain` with a template of the user's own."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agent:
     """How one episode runs.
 
     Attributes:
-        template: Name of the prompt template, or the path of a template file.
+        template: Name of the prompt template, `tiny_repair` (of the policy that ships) or `codeact` (for full-size
+            models in whole repositories), or the path of a template file.
+        observations: What tools say: `plain` is bare text, `numbered` adds line numbers, surroundings and exit codes;
+            `template` is what belongs to the template: `numbered` with codeact, `plain` otherwise.
+        max_observation_characters: Longer observations are cut; 0 is as many as the context has tokens.
+        command: Command line of a program that plays in place of the built-in agent; empty for none. `{task_file}`,
+            `{base_url}`, `{model}` and `{docker}` stand for those of an episode.
         max_turns: Assistant turns of one episode at most.
         episode_timeout_s: Seconds from the first prompt to the last observation.
         command_timeout_s: Seconds of one command that the agent runs.
@@ -146,10 +160,37 @@ class Agent:
     """
 
     template: str = "tiny_repair"
+    observations: Literal["template", "plain", "numbered"] = "template"
+    max_observation_characters: CountOrZero = 0
+    command: str = ""
     max_turns: Count = 5
     episode_timeout_s: Seconds = 120.0
     command_timeout_s: Seconds = 10.0
     test_timeout_s: Seconds = 10.0
+
+    def contradictions(self) -> Contradictions:
+        """Observations are those the template's policies know, and a program's command line can be filled in."""
+        known = TEMPLATE_STYLES.get(self.template, self.observations)
+        if self.observations not in ("template", known):
+            yield "observations", f'must be "template" or "{known}" with template = "{self.template}": it is for these'
+        why = "an outside agent, whose tools are its own"
+        yield from _without_effect(self, not self.command, why, "observations", "max_observation_characters")
+        if self.command:
+            yield from self._command_faults()
+
+    def _command_faults(self) -> Contradictions:
+        try:
+            words = shlex.split(self.command)
+            names = [name for word in words for _, name, _, _ in Formatter().parse(word) if name is not None]
+        except ValueError as error:
+            yield "command", f"cannot be split into words and placeholders: {error}"
+            return
+        if not words:
+            yield "command", "names no program: remove it, or name one"
+        for name in names:
+            if name not in AGENT_PLACEHOLDERS:
+                known = ", ".join(f"{{{one}}}" for one in AGENT_PLACEHOLDERS)
+                yield "command", f"has the unknown placeholder {{{name}}}: there are {known}; write {{{{ for a brace"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

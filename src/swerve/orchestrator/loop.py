@@ -22,7 +22,14 @@ from swerve.config import TrainRecipe
 from swerve.evaluation import EvalReport, evaluate
 from swerve.orchestrator.roles import LoopRoles
 from swerve.orchestrator.state import LoopState
-from swerve.rollout import EpisodeSettings, ProgressCallback, collect, tool_call_warning
+from swerve.rollout import (
+    EpisodeSettings,
+    ProgressCallback,
+    collect,
+    guard_notes,
+    rollout_metrics,
+    tool_call_warning,
+)
 from swerve.rollout import Progress as RolloutProgress
 from swerve.telemetry import PhaseTimer, ThroughputMeter
 from swerve.trainer import StepStats, TrainingBatch, check_gap, learning_rate_at, make_group
@@ -164,6 +171,7 @@ class TrainingLoop:
             **{name: value for name, value in stats.scalars().items() if name != "step"},
             "reward": stats.batch.reward_mean,
             "num_failed_episodes": stats.batch.num_invalid,
+            **_guard_metrics(trajectories),
             **self._throughput.interval(),
             "step_s": seconds,
         }
@@ -171,6 +179,8 @@ class TrainingLoop:
         self._roles.metrics.log(stats.step, numbers)
         if warning := tool_call_warning(trajectories):
             self._roles.progress.say(f"warning: {warning}")
+        if any(one.requests is not None for one in trajectories) and (notes := guard_notes(trajectories)):
+            self._roles.progress.say(f"outside agents in step {stats.step}: {', '.join(notes)}")
 
     # ------------------------------------------------------------------------------------------------ evaluation
 
@@ -256,6 +266,15 @@ def check_played(what: str, groups: Sequence[Sequence[Trajectory]]) -> None:
         raise MachineError(f"{what}: none of the {len(everything)} episodes has a verdict: {_usual_cause(everything)}")
 
 
+def _guard_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What the agents' guards counted."""
+    return {
+        name: value
+        for name, value in rollout_metrics(trajectories).items()
+        if name in ("no_call_rate", "repeated_failures_per_turn") or name.startswith("outside/")
+    }
+
+
 def _usual_cause(trajectories: Sequence[Trajectory]) -> str:
     ((cause, count),) = Counter(f"{one.status.value}: {one.error}" for one in trajectories).most_common(1)
     return cause if count == len(trajectories) else f"{count} times {cause}"
@@ -280,7 +299,8 @@ def _episode_settings(recipe: TrainRecipe, temperature: float, top_p: float) -> 
         test_timeout_s=agent.test_timeout_s,
     )
     sampling = SamplingParams(temperature=temperature, top_p=top_p, max_new_tokens=recipe.rollout.max_new_tokens)
-    return EpisodeSettings(sampling=sampling, limits=limits)
+    characters = agent.max_observation_characters or None
+    return EpisodeSettings(sampling=sampling, limits=limits, max_observation_characters=characters)
 
 
 def evaluation_metrics(report: EvalReport) -> dict[str, Any]:

@@ -4,7 +4,13 @@ This package owns every byte between the contents of a conversation. It knows ne
 nor policies. Generated tokens pass through it once, to be read, and are never tokenised again.
 """
 
-from swerve.rendering.conversation import ConversationRenderer, DemonstrationTurn, Template, demonstration_text
+from swerve.rendering.conversation import (
+    ConversationRenderer,
+    DemonstrationTurn,
+    Message,
+    Template,
+    demonstration_text,
+)
 from swerve.rendering.tokenizer import SPECIAL_TOKENS, TURN_END, Tokenizer
 from swerve.rendering.tool_calls import (
     MalformedCall,
@@ -23,6 +29,7 @@ __all__ = [
     "ConversationRenderer",
     "DemonstrationTurn",
     "MalformedCall",
+    "Message",
     "ParameterSchema",
     "ParsedTurn",
     "Template",

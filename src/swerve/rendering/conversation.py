@@ -1,8 +1,9 @@
 """Conversations as token ids, written once and only ever appended to.
 
-A template file decides every byte around a problem statement and around tool results. It is rendered once, with
-stand-ins for the contents; an episode then concatenates ready pieces, and what the policy generated is never rendered
-again. Demonstrations are built from the same pieces, so training data and episodes agree token for token.
+A template file decides every byte around a problem statement and around tool results. It is rendered once per
+sequence of roles, with stand-ins for the contents; an episode then concatenates ready pieces, and what the policy
+generated is never rendered again. Demonstrations are built from the same pieces, so training data and episodes agree
+token for token.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ from swerve.rendering.tokenizer import TURN_END, Tokenizer
 from swerve.rendering.tool_calls import ToolSchema, render_calls
 from swerve.types import BoolArray, Int32Array, SwerveError
 
-# Stand-ins for contents while a template is rendered; private-use characters, which no template holds.
-_PROBLEM, _COMPLETION, _FIRST_RESULT, _SECOND_RESULT = "\ue000", "\ue001", "\ue002", "\ue003"
+_STAND_IN = 0xE000
+"""First of the stand-ins for contents while a template is rendered: private-use characters, which no template holds."""
+_MAX_MESSAGES = 6000
+"""Messages rendered at once; there are no more such characters."""
 
+Message = tuple[str, str]
+"""Role and content of a message that the policy did not sample."""
 DemonstrationTurn = tuple[Sequence[tuple[str, Mapping[str, str]]], Sequence[str]]
 """Calls `(tool, parameters)` of one assistant turn, and the observations they led to (none after the last turn)."""
 
@@ -37,30 +42,43 @@ class Template:
         name: File name without its suffix.
         text: Jinja source, in the form Hugging Face calls a chat template.
         sha256: Hexadecimal digest of the file.
+        system_prompt: Content of the system message that belongs to it; empty where none does.
+        system_prompt_sha256: Hexadecimal digest of that file, or empty.
     """
 
     name: str
     text: str
     sha256: str
+    system_prompt: str = ""
+    system_prompt_sha256: str = ""
 
     @classmethod
     def load(cls, name: str) -> Template:
-        """Read a template that ships with Swerve and compare it with its recorded digest.
+        """Read a template that ships with Swerve: `NAME.jinja` and its system prompt, `NAME.system.md`, if it has one.
 
         Raises:
-            SwerveError: There is no such template, or the file is not the recorded one.
+            SwerveError: There is no such template, or a file is not the recorded one.
         """
         folder = resources.files("swerve.rendering") / "templates"
         recorded: dict[str, str] = json.loads((folder / "sha256.json").read_text(encoding="utf-8"))
-        if name not in recorded:
-            raise SwerveError(f"there is no template {name!r}; the templates are {', '.join(sorted(recorded))}")
-        data = (folder / f"{name}.jinja").read_bytes()
-        digest = hashlib.sha256(data).hexdigest()
-        if digest != recorded[name]:
-            raise SwerveError(
-                f"template {name}.jinja has SHA-256 {digest}, {recorded[name]} is recorded in sha256.json"
-            )
-        return cls(name=name, text=data.decode(), sha256=digest)
+        if f"{name}.jinja" not in recorded:
+            names = sorted(file.removesuffix(".jinja") for file in recorded if file.endswith(".jinja"))
+            raise SwerveError(f"there is no template {name!r}; the templates are {', '.join(names)}")
+        texts = {}
+        for file in (f"{name}.jinja", f"{name}.system.md"):
+            data = (folder / file).read_bytes() if file in recorded else b""
+            digest = hashlib.sha256(data).hexdigest()
+            if data and digest != recorded[file]:
+                raise SwerveError(f"template {file} has SHA-256 {digest}, {recorded[file]} is recorded in sha256.json")
+            texts[file] = data.decode()
+        text, system_prompt = texts.values()
+        return cls(
+            name=name,
+            text=text,
+            sha256=recorded[f"{name}.jinja"],
+            system_prompt=system_prompt.removesuffix("\n"),
+            system_prompt_sha256=recorded.get(f"{name}.system.md", ""),
+        )
 
     @classmethod
     def from_file(cls, path: str | Path) -> Template:
@@ -117,27 +135,29 @@ class ConversationRenderer:
         """
         self.tokenizer = tokenizer
         self.template = template
-        head: list[dict[str, Any]] = [{"role": "system", "content": system_prompt}] if system_prompt else []
-        head.append({"role": "user", "content": _PROBLEM})
-        tail = [
-            {"role": "assistant", "content": _COMPLETION},
-            {"role": "tool", "content": _FIRST_RESULT},
-            {"role": "tool", "content": _SECOND_RESULT},
-        ]
-        opening = self._split(_render(template, head, tools), (_PROBLEM,))
-        contents = (_PROBLEM, _COMPLETION, _FIRST_RESULT, _SECOND_RESULT)
-        whole = self._split(_render(template, head + tail, tools), contents)
-        after_completion = whole[2]
-        if not after_completion.startswith(TURN_END):
-            raise SwerveError(f"template {template.name}: an assistant turn does not end with {TURN_END}")
-        encode = tokenizer.encode
-        self._before_problem, self._after_problem = encode(opening[0]), encode(opening[1])
-        self._before_results = encode(after_completion.removeprefix(TURN_END))
-        self._between_results, self._after_results = encode(whole[3]), encode(whole[4])
+        self._tools = tuple(tools)
+        self._head: list[dict[str, Any]] = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        self._pieces: dict[tuple[tuple[str, ...], bool], list[list[int]]] = {}
+        self.initial("")
+        self.tool_results(["", ""])
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the template tells the policy of the tools it is given."""
+        messages = [*self._head, {"role": "user", "content": ""}]
+        return bool(self._tools) and self._render(messages) != _render(self.template, messages, ())
 
     def initial(self, problem_statement: str) -> list[int]:
         """Tokens from the start of the conversation to where the policy takes its first turn."""
-        return [*self._before_problem, *self.tokenizer.encode_content(problem_statement), *self._after_problem]
+        return self.opening([("user", problem_statement)])
+
+    def opening(self, messages: Sequence[Message]) -> list[int]:
+        """Tokens of messages at the start of a conversation, up to where the policy takes its first turn.
+
+        Args:
+            messages: After the system prompt, where there is one; at least one.
+        """
+        return self._tokens(messages, continuing=False)
 
     def tool_results(self, observations: Sequence[str]) -> list[int]:
         """Tokens that follow a completion which ended its turn, up to where the policy takes its next one.
@@ -145,14 +165,44 @@ class ConversationRenderer:
         Args:
             observations: Text of each tool result, at least one.
         """
-        if not observations:
-            raise ValueError("a turn is followed by at least one observation")
-        tokens = list(self._before_results)
-        for i, observation in enumerate(observations):
-            if i:
-                tokens += self._between_results
-            tokens += self.tokenizer.encode_content(observation)
-        return tokens + self._after_results
+        return self.continuation([("tool", observation) for observation in observations])
+
+    def continuation(self, messages: Sequence[Message]) -> list[int]:
+        """Tokens of messages that follow a completion which ended its turn, up to where the policy takes its next one.
+
+        Args:
+            messages: At least one.
+        """
+        return self._tokens(messages, continuing=True)
+
+    def _tokens(self, messages: Sequence[Message], *, continuing: bool) -> list[int]:
+        if not 0 < len(messages) <= _MAX_MESSAGES:
+            raise ValueError(f"a turn is preceded by 1 to {_MAX_MESSAGES} messages, not {len(messages)}")
+        roles = tuple(role for role, _ in messages)
+        if (roles, continuing) not in self._pieces:
+            self._pieces[roles, continuing] = self._pieces_around(roles, continuing)
+        pieces = self._pieces[roles, continuing]
+        tokens = list(pieces[0])
+        for (_, content), piece in zip(messages, pieces[1:], strict=True):
+            tokens += self.tokenizer.encode_content(content)
+            tokens += piece
+        return tokens
+
+    def _pieces_around(self, roles: Sequence[str], continuing: bool) -> list[list[int]]:
+        """Tokens before, between and after the contents of messages: one piece more than there are messages."""
+        before = ["user", "assistant"] if continuing else []
+        all_roles = [*before, *roles]
+        contents = [chr(_STAND_IN + i) for i in range(len(all_roles))]
+        messages = [{"role": role, "content": content} for role, content in zip(all_roles, contents, strict=True)]
+        pieces = self._split(self._render([*self._head, *messages]), contents)[len(before) :]
+        if continuing:
+            if not pieces[0].startswith(TURN_END):
+                raise SwerveError(f"template {self.template.name}: an assistant turn does not end with {TURN_END}")
+            pieces[0] = pieces[0].removeprefix(TURN_END)
+        return [self.tokenizer.encode(piece) for piece in pieces]
+
+    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        return _render(self.template, messages, self._tools)
 
     def completion(self, calls: Sequence[tuple[str, Mapping[str, str]]]) -> list[int]:
         """Tokens a policy samples to make these calls and end its turn."""
@@ -216,4 +266,7 @@ def _render(
 def _compiled(source: str) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    # As chat templates expect it: keys in their order, no character spelt out for the sake of HTML.
+    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+    return environment.from_string(source)

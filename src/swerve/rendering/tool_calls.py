@@ -65,14 +65,48 @@ class ToolSchema:
         name: As it stands in `<function=NAME>`.
         description: For the model.
         parameters: By name, in the order in which they are shown.
+        given: The entry of an OpenAI-style `tools` list that it was read from, if it was; shown as it is.
     """
 
     name: str
     description: str = ""
     parameters: Mapping[str, ParameterSchema] = field(default_factory=dict)
+    given: Mapping[str, Any] | None = None
+
+    @classmethod
+    def from_openai(cls, entry: Mapping[str, Any]) -> ToolSchema:
+        """Read an entry of an OpenAI-style `tools` list; a parameter whose type is not plain is read as text.
+
+        Raises:
+            ValueError: It is none.
+        """
+        function = entry.get("function")
+        if entry.get("type") != "function" or not isinstance(function, Mapping):
+            raise ValueError("a tool is an object of type function")
+        name, schema = function.get("name"), function.get("parameters") or {}
+        properties = schema.get("properties", {}) if isinstance(schema, Mapping) else None
+        if not isinstance(name, str) or not re.fullmatch(r"[^<>\s]+", name):
+            raise ValueError(f"a tool is called {name!r}")
+        if not isinstance(properties, Mapping) or not all(isinstance(one, Mapping) for one in properties.values()):
+            raise ValueError(f"the parameters of the tool {name} are no JSON schema")
+        required = schema.get("required") or ()
+        parameters = {
+            key: ParameterSchema(
+                type=_plain_type(one.get("type")),
+                description=str(one.get("description", "")),
+                required=key in required,
+                choices=tuple(choice for choice in one.get("enum") or () if isinstance(choice, str)),
+            )
+            for key, one in properties.items()
+        }
+        return cls(
+            name=name, description=str(function.get("description") or ""), parameters=parameters, given=dict(entry)
+        )
 
     def to_openai(self) -> dict[str, Any]:
         """The tool as an entry of an OpenAI-style `tools` list, which chat templates read."""
+        if self.given is not None:
+            return dict(self.given)
         properties: dict[str, Any] = {}
         for name, parameter in self.parameters.items():
             properties[name] = {"type": parameter.type, "description": parameter.description}
@@ -187,6 +221,17 @@ def parse_tool_calls(text: str, schemas: Mapping[str, ToolSchema]) -> ParsedTurn
         malformed=tuple(call for call in found if isinstance(call, MalformedCall)),
         text="".join(outside).strip(),
     )
+
+
+_TYPES = ("string", "integer", "number", "boolean", "array", "object")
+
+
+def _plain_type(declared: Any) -> str:
+    """The type of a parameter as declared; of a list such as `["integer", "null"]`, the first that is one."""
+    for one in declared if isinstance(declared, list) else [declared]:
+        if one in _TYPES:
+            return one
+    return "string"
 
 
 class _CallError(Exception):

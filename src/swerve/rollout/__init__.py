@@ -7,7 +7,7 @@ only.
 
 from swerve.rollout.collection import Progress, ProgressCallback, collect, derive_seed
 from swerve.rollout.episode import EpisodeRoles, EpisodeSettings, run_episode
-from swerve.rollout.statistics import rollout_metrics, tool_call_warning
+from swerve.rollout.statistics import guard_notes, rollout_metrics, tool_call_warning
 
 __all__ = [
     "EpisodeRoles",
@@ -16,6 +16,7 @@ __all__ = [
     "ProgressCallback",
     "collect",
     "derive_seed",
+    "guard_notes",
     "rollout_metrics",
     "run_episode",
     "tool_call_warning",

@@ -16,10 +16,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from swerve.agents import CodeActAgent, Toolbox, Transcript
+from swerve.agents import PLAIN, CodeActAgent, PlainStyle, Toolbox, Transcript
+from swerve.agents.outside import OutsideAgents
 from swerve.rendering import ConversationRenderer
 from swerve.sandboxes import Json, Sandbox
-from swerve.types import EpisodeStatus, Limits, Policy, SamplingParams, SwerveError, Task, Trajectory, Work
+from swerve.types import (
+    EpisodeStatus,
+    Limits,
+    Policy,
+    PolicySession,
+    SamplingParams,
+    SwerveError,
+    Task,
+    Trajectory,
+    Work,
+)
 
 
 class StartsSandboxes(Protocol):
@@ -105,6 +116,8 @@ class EpisodeRoles:
         environment: Knows how a task's sandbox is prepared.
         grader: Decides on the reward.
         renderer: Turns conversations into tokens of the policy.
+        style: How the built-in agent's tools read and what they say.
+        outside: Plays in place of the built-in agent, unless `None`; it has a renderer and tools of its own.
     """
 
     policy: Policy
@@ -112,6 +125,8 @@ class EpisodeRoles:
     environment: PreparesTasks
     grader: Grades
     renderer: ConversationRenderer
+    style: PlainStyle = PLAIN
+    outside: OutsideAgents | None = None
 
 
 async def run_episode(
@@ -170,6 +185,7 @@ async def run_episode(
         test_statuses=test_statuses,
         seconds=transcript.seconds,
         seed=seed,
+        requests=transcript.requests,
     )
 
 
@@ -190,18 +206,10 @@ async def _play(
     try:
         sandbox = await roles.pool.start(roles.environment.image_for(task), roles.environment.prepare_payload(task))
         transcript.add_seconds("start", start)
-        toolbox = Toolbox(
-            sandbox,
-            command_timeout_s=limits.command_timeout_s,
-            max_observation_characters=settings.max_observation_characters or roles.policy.context_length,
-        )
-        agent = CodeActAgent(roles.renderer, settings.sampling, max_turns=limits.max_turns)
         budget = asyncio.timeout(limits.episode_timeout_s)
         try:
             async with budget:
-                status = await agent.run(
-                    task.problem_statement, session, toolbox, transcript, context_length=roles.policy.context_length
-                )
+                status = await _act(task, session, sandbox, transcript, roles, settings, limits)
         except TimeoutError:
             if not budget.expired():
                 raise
@@ -214,6 +222,37 @@ async def _play(
         session.close()
         if sandbox is not None:
             await sandbox.close()
+
+
+async def _act(
+    task: Task,
+    session: PolicySession,
+    sandbox: Sandbox,
+    transcript: Transcript,
+    roles: EpisodeRoles,
+    settings: EpisodeSettings,
+    limits: Limits,
+) -> EpisodeStatus:
+    """Have the built-in agent, or the outside one, play."""
+    context_length = roles.policy.context_length
+    if roles.outside is not None:
+        return await roles.outside.play(
+            task,
+            session,
+            sandbox,
+            transcript,
+            sampling=settings.sampling,
+            limits=limits,
+            context_length=context_length,
+        )
+    toolbox = Toolbox(
+        sandbox,
+        command_timeout_s=limits.command_timeout_s,
+        max_observation_characters=settings.max_observation_characters or context_length,
+        style=roles.style,
+    )
+    agent = CodeActAgent(roles.renderer, settings.sampling, max_turns=limits.max_turns)
+    return await agent.run(task.problem_statement, session, toolbox, transcript, context_length=context_length)
 
 
 async def _grade(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swerve.types import EpisodeStatus, Int16Array, SwerveError, Trajectory, Turn
+from swerve.types import EpisodeStatus, Int16Array, OutsideRequests, SwerveError, Trajectory, Turn
 
 _KEYS = tuple(sorted({field.name for field in fields(Trajectory)}))
 _TURN_KEYS = frozenset(field.name for field in fields(Turn))
@@ -53,6 +53,7 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
         "weights_versions": _runs(trajectory.weights_versions[sampled]),
         "behaviour_logprobs": base64.b64encode(logprobs.tobytes()).decode(),
         "routing": _pack_routing(trajectory.routing),
+        "requests": None if trajectory.requests is None else asdict(trajectory.requests),
     }
 
 
@@ -82,6 +83,8 @@ def trajectory_from_json(record: Mapping[str, Any]) -> Trajectory:
         routing = _unpack_routing(record[key], tokens.size)
         key = "turns"
         turns = tuple(_turn(turn) for turn in record[key])
+        key = "requests"
+        requests = None if record[key] is None else OutsideRequests(**record[key])
         key = "status"
         status = EpisodeStatus(record[key])
     except (ValueError, TypeError, KeyError, OverflowError, binascii.Error, zlib.error) as error:
@@ -101,6 +104,7 @@ def trajectory_from_json(record: Mapping[str, Any]) -> Trajectory:
         test_statuses=record["test_statuses"],
         seconds=record["seconds"],
         seed=record["seed"],
+        requests=requests,
     )
 
 

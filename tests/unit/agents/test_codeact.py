@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from swerve.agents import NO_CALL, CodeActAgent, Toolbox, Transcript
+from swerve.agents import NO_CALL, NUMBERED, CodeActAgent, Toolbox, Transcript
 from swerve.rendering import render_calls
 from swerve.sandboxes import ExecResult
 from swerve.types import Completion, EpisodeStatus, FinishReason, SamplingParams
@@ -82,6 +82,20 @@ def test_an_episode_is_the_demonstration_of_itself(play, renderer):
     assert sorted(set(transcript.weights_versions)) == [-1, 1, 2, 3]
 
 
+def test_the_style_of_the_toolbox_decides_what_is_understood_and_said(run, sandbox, renderer):
+    run(sandbox.write_file("repair.py", SOURCE + "\n"))
+    look = ("execute_bash", {"command": "cat repair.py", "timeout": "3", "is_input": "false"})
+    session = Script(renderer, [[look, EDIT], [FINISH]])
+    toolbox = Toolbox(sandbox, command_timeout_s=5.0, max_observation_characters=400, style=NUMBERED)
+    transcript = Transcript()
+    agent = CodeActAgent(renderer, SAMPLING, max_turns=3)
+    run(agent.run("Fix it.", session, toolbox, transcript, context_length=4096))
+    assert transcript.turns[0].observations == (
+        f"{SOURCE}\n[exit code 0]",
+        "edited /testbed/repair.py; it now reads:\n     1\tdef f(x):\n     2\t    return x + 1",
+    )
+
+
 def test_the_turn_limit(play, run, sandbox):
     status, transcript, session = play([VIEW], [EDIT], max_turns=2)
     assert status is EpisodeStatus.MAX_TURNS
@@ -107,6 +121,13 @@ def test_a_turn_without_a_call_is_told_and_counts(play):
     assert status is EpisodeStatus.MAX_TURNS
     assert [turn.observations for turn in transcript.turns] == [(NO_CALL,), (NO_CALL,)]
     assert [turn.tool_names for turn in transcript.turns] == [(), ()]
+    assert [turn.no_call for turn in transcript.turns] == [True, True]
+
+
+def test_a_turn_that_tried_to_call_is_not_one_without_a_call(play):
+    _, transcript, _ = play("<tool_call>\n<function=fly", [VIEW], [FINISH])
+    assert [turn.no_call for turn in transcript.turns] == [False, False, False]
+    assert [turn.num_malformed_calls for turn in transcript.turns] == [1, 0, 0]
 
 
 def test_nothing_runs_after_finish(play, run, sandbox):

@@ -3,7 +3,7 @@ import time
 import pytest
 
 from swerve.agents import TOOL_SCHEMAS, Toolbox
-from swerve.agents.tools import shorten
+from swerve.agents.styles import shorten
 from swerve.rendering import ToolCall
 
 SOURCE = "def f(x):\n    y = x + 1\n    return y + 1\n"

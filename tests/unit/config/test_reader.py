@@ -110,6 +110,34 @@ def test_values_are_taken_and_integers_are_numbers(write):
             "[agent]\ntest_timeout_s = 60",
             "r.toml: sandbox.cpu_s = 20 would cut the 60 s that agent.command_timeout_s and agent.test_timeout_s",
         ),
+        (
+            '[agent]\ntemplate = "codeact"\nobservations = "plain"',
+            'r.toml: agent.observations = "plain" must be "template" or "numbered" with template = "codeact"',
+        ),
+        (
+            '[agent]\nobservations = "numbered"',
+            'r.toml: agent.observations = "numbered" must be "template" or "plain" with template = "tiny_repair"',
+        ),
+        (
+            '[agent]\ncommand = "run {task}"',
+            'r.toml: agent.command = "run {task}" has the unknown placeholder {task}: there are {task_file}, ',
+        ),
+        (
+            '[agent]\ncommand = "run {"',
+            'r.toml: agent.command = "run {" cannot be split into words and placeholders: ',
+        ),
+        (
+            '[agent]\ncommand = "run \'it"',
+            'r.toml: agent.command = "run \'it" cannot be split into words and placeholders: No closing quotation',
+        ),
+        (
+            '[agent]\ncommand = " "',
+            'r.toml: agent.command = " " names no program: remove it, or name one',
+        ),
+        (
+            '[agent]\ncommand = "run {task_file}"\nmax_observation_characters = 9',
+            "r.toml: agent.max_observation_characters = 9 has no effect with an outside agent",
+        ),
         ("[evaluation]\ntemperature = 0\ntop_p = 0.9", "r.toml: evaluation.top_p = 0.9 has no effect with temperature"),
         (
             "[packing]\nrow_length = 256",

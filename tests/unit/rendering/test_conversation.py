@@ -1,3 +1,4 @@
+import hashlib
 import json
 
 import numpy as np
@@ -6,8 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from swerve.rendering import ConversationRenderer, Template, demonstration_text, parse_tool_calls, render_calls
-from swerve.rendering.tool_calls import ToolSchema
+from swerve.rendering import (
+    ConversationRenderer,
+    ParameterSchema,
+    Template,
+    ToolSchema,
+    demonstration_text,
+    parse_tool_calls,
+    render_calls,
+)
 from swerve.types import SwerveError
 
 PROBLEM = "Fix the function slugify in repair.py. ./run_tests fails with AssertionError."
@@ -91,8 +99,6 @@ def test_the_pieces_are_what_the_template_renders(renderer, observation):
 
 
 def test_what_a_demonstration_says_is_what_an_agent_reads(tokenizer, renderer):
-    from swerve.rendering import ParameterSchema
-
     names = ("command", "path", "old_str", "new_str")
     schema = ToolSchema(name="str_replace_editor", parameters={name: ParameterSchema() for name in names})
     call = edit("    return x", "\treturn\n  y")
@@ -112,7 +118,7 @@ def test_turns_are_cheap(renderer, calls, most):
 def test_templates_are_compared_with_their_record():
     template = Template.load("tiny_repair")
     assert len(template.sha256) == 64
-    with pytest.raises(SwerveError, match="the templates are tiny_repair"):
+    with pytest.raises(SwerveError, match="the templates are codeact, tiny_repair"):
         Template.load("tiny")
 
 
@@ -157,4 +163,116 @@ def test_the_record_of_digests_names_every_template():
 
     folder = resources.files("swerve.rendering") / "templates"
     recorded = json.loads((folder / "sha256.json").read_text())
-    assert {f"{name}.jinja" for name in recorded} == {f.name for f in folder.iterdir() if f.name.endswith(".jinja")}
+    assert set(recorded) == {file.name for file in folder.iterdir()} - {"sha256.json"}
+    for name, digest in recorded.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+
+
+CODEACT_GOLDEN = """\
+<|im_start|>system
+# Tools
+
+These functions are at your disposal:
+
+<tools>
+{"type": "function", "function": {"name": "bash", "description": "Run <it> & see.", "parameters": {"type": "object", \
+"properties": {"command": {"type": "string", "description": ""}}, "required": ["command"]}}}
+{"type": "function", "function": {"name": "finish", "description": "", "parameters": {"type": "object", \
+"properties": {}, "required": []}}}
+</tools>
+
+A call is written like this, every tag on a line of its own:
+
+<tool_call>
+<function=NAME>
+<parameter=FIRST_KEY>
+its value
+</parameter>
+<parameter=SECOND_KEY>
+a value
+of several lines
+</parameter>
+</function>
+</tool_call>
+
+- NAME and the keys are those of the list above; every required parameter must be given.
+- A value stands as it is between its tags: nothing is quoted or escaped, and indentation counts.
+- Lists and numbers are written as JSON.
+- What you want to say about a call comes before it; nothing follows the last call of a turn.
+- Several calls may follow each other; they run in order, and each gets its own response.
+
+Be brief.<|im_end|>
+<|im_start|>user
+Fix <this>.<|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>
+
+<tool_call>
+<function=bash>
+<parameter=command>
+ls
+</parameter>
+</function>
+</tool_call><|im_end|>
+<|im_start|>user
+<tool_response>
+a.py
+</tool_response>
+<tool_response>
+b.py
+</tool_response><|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>
+
+"""
+
+
+def test_the_codeact_template_byte_for_byte(tokenizer):
+    tools = [
+        ToolSchema(name="bash", description="Run <it> & see.", parameters={"command": ParameterSchema(required=True)}),
+        ToolSchema(name="finish"),
+    ]
+    renderer = ConversationRenderer(tokenizer, Template.load("codeact"), system_prompt="Be brief.", tools=tools)
+    tokens = [
+        *renderer.initial("Fix <this>."),
+        *renderer.completion([("bash", {"command": "ls"})]),
+        *renderer.tool_results(["a.py", "b.py"]),
+    ]
+    assert tokenizer.decode(tokens) == CODEACT_GOLDEN
+    assert renderer.shows_tools
+    assert "<|im_start|>system\n# Tools" in tokenizer.decode(
+        ConversationRenderer(tokenizer, Template.load("codeact"), tools=tools).initial("x")
+    )
+    bare = ConversationRenderer(tokenizer, Template.load("codeact"))
+    assert tokenizer.decode(bare.initial("x")).startswith("<|im_start|>user\nx<|im_end|>")
+    assert not ConversationRenderer(tokenizer, Template.load("tiny_repair"), tools=tools).shows_tools
+
+
+def test_the_system_prompt_of_codeact_is_a_recorded_file_and_names_no_tool_that_is_not_there():
+    template = Template.load("codeact")
+    assert len(template.system_prompt_sha256) == 64
+    assert "/testbed" in template.system_prompt
+    assert not template.system_prompt.endswith("\n")
+    assert Template.load("tiny_repair").system_prompt == ""
+
+
+ROLES = st.sampled_from(["user", "tool", "system"])
+
+
+@given(st.lists(st.tuples(ROLES, CONTENT), min_size=1, max_size=4))
+def test_messages_of_any_roles_are_what_the_template_renders(tokenizer, renderer, messages):
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(renderer.template.text)
+    listed = [{"role": role, "content": content} for role, content in messages]
+    before = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "ls"}]
+    whole = template.render(messages=[*before, *listed], add_generation_prompt=True)
+    start = template.render(messages=before, add_generation_prompt=False).removesuffix("\n")
+    assert start + tokenizer.decode(renderer.continuation(messages)) == whole
+    opening = template.render(messages=listed, add_generation_prompt=True)
+    assert tokenizer.decode(renderer.opening(messages)) == opening
+    with pytest.raises(ValueError, match="1 to 6000 messages"):
+        renderer.continuation([])

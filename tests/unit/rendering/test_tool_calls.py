@@ -169,6 +169,39 @@ def test_a_parameter_given_twice_is_no_call():
     assert said(f"<tool_call>\n<function=bash>\n{twice}</function>\n</tool_call>") == ([], 1)
 
 
+def test_a_schema_that_a_client_gives_is_shown_as_it_is_and_read_by_its_types():
+    given = {
+        "type": "function",
+        "function": {
+            "name": "search",
+            "description": "Find.",
+            "strict": True,
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "text": {"type": "string", "description": "What."},
+                    "limit": {"type": ["integer", "null"]},
+                    "where": {"anyOf": [{"type": "string"}]},
+                    "mode": {"type": "string", "enum": ["exact", "fuzzy"]},
+                },
+                "required": ["text"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    schema = ToolSchema.from_openai(given)
+    assert schema.to_openai() == given
+    call = render_call("search", {"text": "1", "limit": "3", "where": "7", "mode": "fuzzy"})
+    parsed = parse_tool_calls(call, {"search": schema})
+    assert parsed.calls[0].arguments == {"text": "1", "limit": 3, "where": "7", "mode": "fuzzy"}
+    assert parse_tool_calls(render_call("search", {"limit": "3"}), {"search": schema}).malformed
+    assert ToolSchema.from_openai(SCHEMAS["edit"].to_openai()).parameters == SCHEMAS["edit"].parameters
+    for wrong in ({}, {"type": "function"}, {"type": "function", "function": {"name": "a b"}},
+                  {"type": "function", "function": {"name": "a", "parameters": {"properties": {"x": 1}}}}):  # fmt: skip
+        with pytest.raises(ValueError, match="tool"):
+            ToolSchema.from_openai(wrong)
+
+
 def test_the_schema_in_the_form_chat_templates_read():
     function = SCHEMAS["edit"].to_openai()["function"]
     assert function["parameters"]["required"] == ["path"]
@@ -235,13 +268,38 @@ def never_raises(num_inputs):
             assert [call.name for call in parse(text + "\n" + LS).calls[-1:]] == ["bash"], text
 
 
-def test_no_text_makes_the_reader_raise_or_lose_a_call():
-    never_raises(5_000)
-
-
-@pytest.mark.slow
 def test_no_text_of_100_000_makes_the_reader_raise_or_lose_a_call():
     never_raises(100_000)
+
+
+@given(st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=8), max_size=30).map("".join))
+def test_whatever_is_read_is_read_again_when_it_is_written_again(text):
+    """What a text means does not depend on how it was written: its calls, rendered well, are the same calls."""
+    calls = [(call.name, call.arguments) for call in parse(text).calls]
+    if all(isinstance(value, str) and "<" not in value for _, values in calls for value in values.values()):
+        again = parse(render_calls(calls))
+        assert [(call.name, call.arguments) for call in again.calls] == calls
+        assert not again.malformed
+
+
+@given(st.lists(st.sampled_from(CALLS), min_size=1, max_size=4), st.data())
+def test_half_a_turn_runs_only_what_the_whole_one_would_have_run(calls, data):
+    """Cut anywhere: the calls that are whole run as they are, at most one is reported, and no half of one runs."""
+    text = render_calls(calls)
+    cut = data.draw(st.integers(0, len(text)))
+    parsed = parse(text[:cut])
+    num_whole = len(parsed.calls)
+    assert [(call.name, call.arguments) for call in parsed.calls] == calls[:num_whole]
+    assert len(parsed.malformed) <= 1
+    assert len(parsed.in_order) >= text[:cut].count("<function=")
+
+
+@given(PLAIN, st.sampled_from(["", "\n", "\n\n", "  \n"]), st.sampled_from(["", "\n", "\n\n", "\n  "]))
+def test_exactly_one_newline_goes_at_each_end(value, before, after):
+    written = f"{before}{value}{after}"
+    text = f"<tool_call>\n<function=bash>\n<parameter=command>{written}</parameter>\n</function>\n</tool_call>"
+    wanted = written.removeprefix("\n").removesuffix("\n")
+    assert said(text) == ([("bash", {"command": wanted})], 0)
 
 
 @pytest.mark.parametrize("unit", [*BROKEN, "<tool_call>", "<think>", "</think>", _EDIT + "x\n<parameter=new>\n"])

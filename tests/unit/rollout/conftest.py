@@ -29,7 +29,10 @@ WRONG = ([VIEW], [edit("+ 2", "+ 3"), RUN], [FINISH])
 
 
 class ScriptedPolicy:
-    """Says what its scripts say. A script is chosen by session id; it lists turns: calls, text, or an exception."""
+    """Says what its scripts say. A script is chosen by session id; it lists turns: calls, text, or an exception.
+
+    A pair of a turn and a reason ends for that reason.
+    """
 
     context_length = 1024
 
@@ -54,13 +57,17 @@ class ScriptedSession:
         turn = self.turns.pop(0)
         if isinstance(turn, Exception):
             raise turn
+        reason = FinishReason.STOP
+        if isinstance(turn, tuple):
+            turn, reason = turn
         tokenizer = self.policy.renderer.tokenizer
         tokens = tokenizer.encode(turn if isinstance(turn, str) else render_calls(turn))
-        tokens.append(tokenizer.end_of_turn_id)
+        if reason is FinishReason.STOP:
+            tokens.append(tokenizer.end_of_turn_id)
         return Completion(
             tokens=tuple(tokens),
             logprobs=tuple(-1.0 / (3 + i) for i in range(len(tokens))),
-            finish_reason=FinishReason.STOP,
+            finish_reason=reason,
             weights_version=7,
         )
 

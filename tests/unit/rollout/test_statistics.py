@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from swerve.rollout import rollout_metrics, tool_call_warning
-from swerve.types import EpisodeStatus, Trajectory, Turn
+from swerve.rollout import guard_notes, rollout_metrics, tool_call_warning
+from swerve.types import EpisodeStatus, OutsideRequests, Trajectory, Turn
 
 
 def example(**changes):
@@ -46,3 +46,30 @@ def test_metrics_have_their_denominators():
     }  # fmt: skip
     assert {name: metrics[name] for name in wanted} == pytest.approx(wanted)
     assert rollout_metrics([])["reward"] == 0.0
+    assert not any(name.startswith("outside/") for name in metrics)
+
+
+def test_guards_are_counted_and_said():
+    quiet = Turn(text="hm", tool_names=(), num_malformed_calls=0, observations=(), no_call=True)
+    again = Turn(text="", tool_names=("bash",), num_malformed_calls=1, observations=(), num_repeated_failures=2)
+    asked = OutsideRequests(num_answered=3, num_dropped_answers=1, num_ignored_settings=4)
+    trajectories = [example(turns=(quiet, again)), example(turns=(again, turn(("a",))), requests=asked)]
+    metrics = rollout_metrics(trajectories)
+    assert (metrics["no_call_rate"], metrics["repeated_failures_per_turn"]) == (0.25, 1.0)
+    assert {name: value for name, value in metrics.items() if name.startswith("outside/")} == {
+        "outside/answered": 3, "outside/repeated": 0, "outside/dropped_answers": 1, "outside/ignored_settings": 4,
+        "outside/refused": 0, "outside/rewritten": 0,
+    }  # fmt: skip
+    assert guard_notes(trajectories) == [
+        "2 malformed calls", "1 turns without a call", "4 repetitions of a failed call",
+        "4 ignored settings of requests", "1 answers that the agent dropped",
+    ]  # fmt: skip
+    assert guard_notes([example(turns=(turn(("finish",)),))]) == []
+
+
+def test_conversations_without_tools_do_not_warn_of_missing_calls():
+    outside = example(turns=(turn(), turn()), requests=OutsideRequests(num_answered=2))
+    assert tool_call_warning([outside]) is None
+    silent = Turn(text="hm", tool_names=(), num_malformed_calls=0, observations=(), no_call=True)
+    told = example(turns=(silent,), requests=OutsideRequests(num_answered=1))
+    assert "none of 1 rollouts" in (tool_call_warning([told, outside]) or "")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from swerve.telemetry import TrajectoryLog, read_trajectories, trajectory_from_json, trajectory_to_json
-from swerve.types import EpisodeStatus, SwerveError, Trajectory, Turn
+from swerve.types import EpisodeStatus, OutsideRequests, SwerveError, Trajectory, Turn
 
 TURNS = st.lists(
     st.builds(
@@ -17,6 +17,7 @@ TURNS = st.lists(
         num_malformed_calls=st.integers(0, 3),
         observations=st.lists(st.text(max_size=9), max_size=2).map(tuple),
         num_repeated_failures=st.integers(0, 2),
+        no_call=st.booleans(),
     ),
     max_size=3,
 ).map(tuple)
@@ -44,6 +45,7 @@ def trajectories(draw):
         test_statuses=draw(st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2)),
         seconds={"generate": draw(st.floats(0, 1e6))},
         seed=draw(st.integers(0, 2**31 - 1)),
+        requests=draw(st.none() | st.builds(OutsideRequests, num_answered=st.integers(0, 9))),
     )
 
 

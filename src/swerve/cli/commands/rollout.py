@@ -73,10 +73,14 @@ async def play(recipe: TrainRecipe, task: Task, sample_index: int) -> Trajectory
 
 def describe(task: Task, trajectory: Trajectory) -> str:
     """An episode in words."""
+    from swerve.rollout import guard_notes
+
     blocks = [f"task {task.id}", f"user\n{_indent(task.problem_statement)}"]
     for number, turn in enumerate(trajectory.turns, start=1):
         blocks.append(f"turn {number}\n{_indent(turn.text)}")
         blocks += [f"result\n{_indent(observation)}" for observation in turn.observations]
+    if notes := guard_notes([trajectory]):
+        blocks.append("guards: " + ", ".join(notes))
     verdict = "no verdict" if trajectory.reward is None else f"reward {trajectory.reward:g}"
     passed = sum(status == "passed" for status in trajectory.test_statuses.values())
     blocks.append(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from swerve.agents.editor import CREATED, EDITED, NOTHING_TO_UNDO, UNDONE, ambiguous
+from swerve.agents.styles import CREATED, EDITED, NOTHING_TO_UNDO, UNDONE, ambiguous
 from swerve.environments.demonstrations.spans import replacement
 from swerve.environments.functions.mutations import Edit, apply, candidates
 from swerve.rendering import DemonstrationTurn
