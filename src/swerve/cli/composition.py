@@ -22,7 +22,7 @@ from swerve.config.schema import Policy as PolicySection
 from swerve.environments import Environment, Grader, load_split, load_tasks, shipped_file
 from swerve.environments.identity import identity_path, verify_identity
 from swerve.rendering import ConversationRenderer, Template, Tokenizer
-from swerve.rollout import EpisodeRoles
+from swerve.rollout import EpisodeRoles, OraclePolicy
 from swerve.sandboxes import Backend, SandboxLimits, SandboxPool, make_backend
 from swerve.telemetry import write_atomic
 from swerve.types import SwerveError, Task
@@ -245,7 +245,7 @@ def sandbox_backend(section: Sandbox) -> Backend:
 
 @contextlib.asynccontextmanager
 async def episode_roles(
-    recipe: TrainRecipe, tasks: Sequence[Task], tokenizer: Tokenizer, engine: EmbeddedEngine
+    recipe: TrainRecipe, tasks: Sequence[Task], tokenizer: Tokenizer, engine: EmbeddedEngine | OraclePolicy
 ) -> AsyncIterator[EpisodeRoles]:
     """Those an episode works with, containers started and programs compiled; all is gone at the end of the block.
 

@@ -7,15 +7,18 @@ only.
 
 from swerve.rollout.collection import Progress, ProgressCallback, collect, derive_seed
 from swerve.rollout.episode import EpisodeRoles, EpisodeSettings, run_episode
+from swerve.rollout.oracle import OraclePolicy, gold_calls
 from swerve.rollout.statistics import guard_notes, rollout_metrics, tool_call_warning
 
 __all__ = [
     "EpisodeRoles",
     "EpisodeSettings",
+    "OraclePolicy",
     "Progress",
     "ProgressCallback",
     "collect",
     "derive_seed",
+    "gold_calls",
     "guard_notes",
     "rollout_metrics",
     "run_episode",

@@ -19,7 +19,6 @@ from swerve.environments.archives import fetch
 from swerve.environments.cheats import play_all
 from swerve.environments.repository import RepositoryEnvironment
 from swerve.environments.repository.environment import release_of, without_tests
-from swerve.environments.repository.layout import inspect
 from swerve.sandboxes import SandboxPool
 from swerve.types import EpisodeStatus, SwerveError, Task
 
@@ -217,7 +216,7 @@ def test_the_lock_makes_the_same_bytes_even_after_an_interruption(minted: Path) 
     (minted / "again.jsonl").unlink()
     assert main(arguments) == 0
     assert (minted / "again.jsonl").read_bytes() == (minted / "t.jsonl").read_bytes()
-    journal.unlink()
+    assert not journal.exists()
 
 
 def test_the_agent_finds_neither_the_fix_nor_the_hidden_tests(tasks: list[Task]) -> None:
@@ -272,6 +271,15 @@ def test_every_attack_on_a_package_is_caught(tasks: list[Task]) -> None:
     assert len(outcomes) > 45
     assert [outcome for outcome in outcomes if not outcome.caught] == []
     assert outcomes[-1].reward == 1.0
+
+
+def test_an_oracle_earns_its_reward(minted: Path, tasks: list[Task], capsys: pytest.CaptureFixture[str]) -> None:
+    file = f"{minted}/t.jsonl"
+    for task in (tasks[0], tasks[-1]):
+        assert main(["rollout", task.id, "--tasks", file, "--oracle", "--json"]) == 0
+        played = json.loads(capsys.readouterr().out)
+        assert (played["reward"], played["status"]) == (1.0, "succeeded")
+        assert set(played["test_statuses"].values()) == {"passed"}
 
 
 def test_tests_are_cut_out_whole() -> None:
@@ -331,14 +339,29 @@ def test_another_archive_is_refused(minted: Path, tasks: list[Task]) -> None:
         fetch("tiny-package==1.1", "0" * 64)
 
 
-def test_a_package_without_tests_says_so(minted: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_package_at_fault_says_so_and_ends_no_other(
+    minted: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     fetched = minted / "cache" / "archives" / "fetched"
     with tarfile.open(fetched / "bare-1.0.tar.gz", "w:gz") as archive:
         entry = tarfile.TarInfo("bare-1.0/bare.py")
         archive.addfile(entry, io.BytesIO(b""))
-    assert inspect(tmp_path).tests == ()
-    assert main(["tasks", "mint", "bare==1.0", "--kind", "mutation", "--out", f"{tmp_path}/t.jsonl"]) == 2
-    assert "ships no tests in its source distribution" in capsys.readouterr().err
+    files = {
+        "lacking.py": "def f():\n    return 1\n",
+        "test_f.py": "import lacking\n",
+        "conftest.py": "import nowhere\n",
+    }
+    with tarfile.open(fetched / "lacking-1.0.tar.gz", "w:gz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"lacking-1.0/{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    arguments = ["tasks", "mint", "--kind", "mutation", "--per-package", "1", "--out", f"{tmp_path}/t.jsonl"]
+    assert main([*arguments, "bare==1.0"]) == 2
+    assert "bare: ships no tests in its source distribution" in capsys.readouterr().err
+    assert main([*arguments, "lacking==1.0", "tiny-package==1.1", "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["reports"]
+    assert "No module named 'nowhere'" in first["error"] and (second["error"], second["num_tasks"]) == ("", 1)
 
 
 def test_whole_packages_or_files_are_held_out(

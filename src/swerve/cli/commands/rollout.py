@@ -1,19 +1,22 @@
 """Play one episode of a task and print it readably.
 
 Shows the problem, every turn with its tool calls and what came of them, and the verdict of the hidden tests. The task
-is looked for among the training and the held-out tasks of the recipe.
+is looked for among the training and the held-out tasks of the recipe, or in a task file. With --oracle the gold patch is
+played: whatever lies between a policy and its reward works if that earns 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swerve.cli.recipe_arguments import add_setting_arguments, overrides_from
 from swerve.config import TrainRecipe, read_recipe_as
+from swerve.types import SwerveError
 
 if TYPE_CHECKING:
     from swerve.types import Task, Trajectory
@@ -25,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recipe", type=Path, default=Path("recipes/demo.toml"), metavar="RECIPE", help="recipe file (%(default)s)"
     )
+    parser.add_argument("--tasks", default="", metavar="FILE", help="look for it here: a task file or a family")
+    parser.add_argument(
+        "--oracle",
+        action="store_true",
+        help="play the gold patch in place of the policy, within the task's own limits",
+    )
     parser.add_argument("--sample", type=int, default=0, metavar="INT", help="attempt; another number, another seed")
     parser.add_argument("--json", action="store_true", help="print the trajectory as JSON")
     add_setting_arguments(parser, [TrainRecipe])
@@ -32,17 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Plays it; exits with 0 whether or not the repair was right, and with 1 if the episode failed."""
-    from swerve.cli.composition import read_tasks
-    from swerve.environments import find_task
     from swerve.telemetry import trajectory_to_json
 
     recipe = read_recipe_as(TrainRecipe, arguments.recipe, overrides_from(arguments))
-    tasks = read_tasks(recipe.tasks)
-    task = tasks.validation[0]
-    if arguments.task != "first":
-        where = " or ".join(map(str, tasks.files))
-        task = find_task((*tasks.train, *tasks.validation), arguments.task, where)
-    trajectory = asyncio.run(play(recipe, task, arguments.sample))
+    if arguments.oracle and recipe.agent.command:
+        raise SwerveError(
+            "--oracle plays in place of a policy, but agent.command names a program of its own: choose one"
+        )
+    task = _task(recipe, arguments.task, arguments.tasks)
+    trajectory = asyncio.run(play(recipe, task, arguments.sample, oracle=arguments.oracle))
     if arguments.json:
         print(json.dumps(trajectory_to_json(trajectory)))
     else:
@@ -50,23 +57,48 @@ def run(arguments: argparse.Namespace) -> int:
     return int(not trajectory.status.is_valid_sample)
 
 
-async def play(recipe: TrainRecipe, task: Task, sample_index: int) -> Trajectory:
-    """One episode of a task with the recipe's policy, at the sampling of its training."""
-    import dataclasses
+def _task(recipe: TrainRecipe, wanted: str, source: str) -> Task:
+    from swerve.cli.composition import read_tasks, tasks_named
+    from swerve.environments import find_task
 
-    from swerve.cli.composition import episode_roles, load_policy, make_engine, prepare_jax
+    if source:
+        tasks, first, where = tasks_named(source), 0, f"--tasks {source}"
+    else:
+        sets = read_tasks(recipe.tasks)
+        tasks, first = [*sets.train, *sets.validation], len(sets.train)
+        where = " or ".join(map(str, sets.files))
+    return tasks[first] if wanted == "first" else find_task(tasks, wanted, where)
+
+
+async def play(recipe: TrainRecipe, task: Task, sample_index: int, *, oracle: bool = False) -> Trajectory:
+    """One episode of a task with the recipe's policy, at the sampling of its training, or with one that knows."""
+    from swerve.cli.composition import (
+        environment_of,
+        episode_roles,
+        load_policy,
+        make_engine,
+        make_renderer,
+        prepare_jax,
+    )
     from swerve.orchestrator import training_settings
-    from swerve.rollout import derive_seed, run_episode
+    from swerve.rollout import OraclePolicy, derive_seed, gold_calls, run_episode
 
     prepare_jax()
     policy = load_policy(recipe.policy, recipe.run.seed)
-    engine = make_engine(policy, dataclasses.replace(recipe.rollout, num_slots=1))
+    settings = training_settings(recipe)
+    if oracle:
+        turns = gold_calls(environment_of([task]).gold_work(task))
+        engine = OraclePolicy(make_renderer(recipe.agent, policy.tokenizer), turns)
+        limits = dataclasses.replace(task.limits, max_turns=max(task.limits.max_turns, len(turns)))
+        settings = dataclasses.replace(settings, limits=limits)
+    else:
+        engine = make_engine(policy, dataclasses.replace(recipe.rollout, num_slots=1))
     async with episode_roles(recipe, [task], policy.tokenizer, engine) as roles:
         return await run_episode(
             task,
             sample_index,
             roles=roles,
-            settings=training_settings(recipe),
+            settings=settings,
             seed=derive_seed(recipe.run.seed, 0, task.id, sample_index),
         )
 
@@ -82,9 +114,11 @@ def describe(task: Task, trajectory: Trajectory) -> str:
     if notes := guard_notes([trajectory]):
         blocks.append("guards: " + ", ".join(notes))
     verdict = "no verdict" if trajectory.reward is None else f"reward {trajectory.reward:g}"
-    passed = sum(status == "passed" for status in trajectory.test_statuses.values())
+    statuses = list(trajectory.test_statuses.values())
+    ran = len(statuses) - statuses.count("not_run")
+    left = f" (not run: the other {len(statuses) - ran}, after the first failure)" if ran < len(statuses) else ""
     blocks.append(
-        f"{trajectory.status.value}: {verdict}; {passed} of {len(trajectory.test_statuses)} tests passed; "
+        f"{trajectory.status.value}: {verdict}; {statuses.count('passed')} of {ran} tests passed{left}; "
         f"{trajectory.tokens.size} tokens, {trajectory.num_sampled_tokens} of them sampled"
         + (f"; {trajectory.error}" if trajectory.error else "")
     )
