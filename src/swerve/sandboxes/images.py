@@ -31,6 +31,8 @@ MANIFEST = "images.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _ARCHIVE_SUFFIX = re.compile(r"\.(tar|tar\.gz|tgz|docker\.tar|oci\.tar)$")
 _COMPRESSION = ("-comp", "zstd", "-Xcompression-level", "3")
+_OF_THE_KERNEL = ("dev/*", "proc/*", "sys/*")
+"""What a running system fills, device nodes above all, which an ordinary user cannot unpack."""
 _OPTIONS = ("-noappend", "-all-root", "-no-xattrs", "-quiet", "-no-progress")
 
 
@@ -215,7 +217,7 @@ def _build_one(source: Source, directory: Path, program: str, tell: Callable[[st
             unpack_archive(source.path, root)
         tell("compressing")
         squashfs = scratch / "squashfs"
-        command = [program, str(root), str(squashfs), *_OPTIONS, *_COMPRESSION]
+        command = [program, str(root), str(squashfs), *_OPTIONS, *_COMPRESSION, "-wildcards", "-e", *_OF_THE_KERNEL]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise MachineError(f"{source.path}: mksquashfs: {' '.join((done.stderr or done.stdout).split())[:300]}")

@@ -154,7 +154,7 @@ def unpacked_sif(path: Path) -> Path:
             temporary.name,
         ]
         done = subprocess.run(
-            [*command, f"/proc/self/fd/{file.fileno()}"],
+            [*command, "-excludes", f"/proc/self/fd/{file.fileno()}", "dev/*"],  # an ordinary user makes no devices
             pass_fds=(file.fileno(),),
             capture_output=True,
             text=True,

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import io
 import json
+import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,10 @@ from swerve.environments.cheats import play_all
 from swerve.environments.repository import RepositoryEnvironment
 from swerve.environments.repository.environment import release_of, without_tests
 from swerve.sandboxes import SandboxPool
+from swerve.sandboxes.apptainer import find_apptainer
 from swerve.types import EpisodeStatus, SwerveError, Task
+
+from ..sandboxes.roots import APPTAINER_BIN, build_root, build_sif, tool
 
 _CORE = """\
 \"\"\"Numbers.\"\"\"
@@ -280,6 +284,29 @@ def test_an_oracle_earns_its_reward(minted: Path, tasks: list[Task], capsys: pyt
         played = json.loads(capsys.readouterr().out)
         assert (played["reward"], played["status"]) == (1.0, "succeeded")
         assert set(played["test_statuses"].values()) == {"passed"}
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", pytest.param("apptainer", marks=pytest.mark.slow)])
+def test_an_oracle_earns_its_reward_in_a_sif(
+    minted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    backend: str,
+) -> None:
+    monkeypatch.setenv("PATH", f"{APPTAINER_BIN}:{os.environ['PATH']}")
+    if backend == "apptainer":
+        tool(backend, "it with `make apptainer`")
+    build_sif(build_root(tmp_path / "root"), tmp_path / "images" / "default.sif")
+    settings = ["--sandbox.backend", backend, "--sandbox.images", f"{tmp_path}/images"]
+    find_apptainer.cache_clear()
+    assert main(["rollout", "first", "--tasks", f"{minted}/t.jsonl", "--oracle", "--json", *settings]) == 0
+    find_apptainer.cache_clear()
+    played = json.loads(capsys.readouterr().out)
+    assert (played["reward"], played["status"]) == (1.0, "succeeded")
+    shown = played["turns"][0]["observations"][0]
+    assert {"pyproject.toml", "run_tests", "tests", "tiny"} <= set(shown.split())
+    assert "passed" in played["turns"][2]["observations"][0]
 
 
 def test_tests_are_cut_out_whole() -> None:

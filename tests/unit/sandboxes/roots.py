@@ -26,6 +26,7 @@ _PROGRAMS = (
     "setsid",
     "sleep",
     "sort",
+    "tail",
     "touch",
     "tr",
 )

@@ -233,6 +233,9 @@ def test_images_are_built_once_and_again_where_something_changed(tmp_path: Path)
     archive, directory, out = docker(tmp_path / "one.tar", LAYERS), tmp_path / "two", tmp_path / "out"
     (directory / "etc").mkdir(parents=True)
     (directory / "etc/x").write_text("y")
+    for place in ("dev", "proc"):
+        (directory / place).mkdir()
+        (directory / place / "of-the-kernel").touch()
     broken = tmp_path / "three.tar"
     broken.write_bytes(b"nonsense" * 1000)
     sources, lines = sources_of([archive, directory, broken], []), []
@@ -244,7 +247,7 @@ def test_images_are_built_once_and_again_where_something_changed(tmp_path: Path)
     assert build() == ["built", "built", "failed"]
     assert "1/3 one: unpacking layers" in lines and any(line.startswith("3/3 three: failed: ") for line in lines)
     assert contents(out / "one.sif", tmp_path / "seen1") == EXPECTED
-    assert contents(out / "two.sif", tmp_path / "seen2") == {"etc": "/", "etc/x": "y"}
+    assert contents(out / "two.sif", tmp_path / "seen2") == {"etc": "/", "etc/x": "y", "dev": "/", "proc": "/"}
     known = read_manifest(out)
     assert known["one"].image_id == f"sha256:{sha(configuration(LAYERS))}" and known["two"].image_id == ""
     assert known["one"].sha256 == sha((out / "one.sif").read_bytes())

@@ -1,14 +1,17 @@
 """SIF files, read and written without Apptainer."""
 
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from swerve.sandboxes import SandboxImage
-from swerve.sandboxes.sif import find_sif, read_sif, root_of, write_sif
+from swerve.sandboxes.sif import find_sif, read_sif, root_of, unpacked_sif, write_sif
 from swerve.types import SwerveError
+
+from .roots import tool
 
 
 @pytest.fixture
@@ -46,6 +49,18 @@ def test_the_root_of_an_image(sif: Path, tmp_path: Path) -> None:
     assert root_of(SandboxImage(name="other"), images, mounted=True) == sif.parents[1] / "default.sif"
     with pytest.raises(SwerveError, match="names no directory"):
         root_of(image, "", needs_one=True)
+
+
+def test_devices_of_an_image_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWERVE_CACHE_DIR", str(tmp_path / "cache"))
+    program, root = tool("mksquashfs", "squashfs-tools"), tmp_path / "root"
+    root.mkdir()
+    devices = ["-p", "dev d 755 0 0", "-p", "dev/null c 666 0 0 1 3", "-p", "etc d 755 0 0"]
+    subprocess.run([program, str(root), str(tmp_path / "data"), *devices], check=True, capture_output=True)
+    write_sif(tmp_path / "image.sif", tmp_path / "data")
+    unpacked = unpacked_sif(tmp_path / "image.sif")
+    assert {path.name for path in unpacked.iterdir()} == {"dev", "etc", "proc", "run", "tmp"}
+    assert list((unpacked / "dev").iterdir()) == []
 
 
 def test_a_directory_stands_for_an_image_where_there_is_no_file(sif: Path) -> None:

@@ -1,8 +1,8 @@
 """Play one episode of a task and print it readably.
 
 Shows the problem, every turn with its tool calls and what came of them, and the verdict of the hidden tests. The task
-is looked for among the training and the held-out tasks of the recipe, or in a task file. With --oracle the gold patch is
-played: whatever lies between a policy and its reward works if that earns 1.
+is looked for among the training and the held-out tasks of the recipe, or in a task file. With --oracle the gold patch
+is played: whatever lies between a policy and its reward works if that earns 1.
 """
 
 from __future__ import annotations
