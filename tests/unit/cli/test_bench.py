@@ -16,25 +16,13 @@ from swerve.types import MachineError, SwerveError
 
 
 def test_the_sandbox_bench_measures_all_it_promises(capsys):
-    words = [
-        "bench",
-        "sandbox",
-        "--json",
-        "--starts",
-        "4",
-        "--gradings",
-        "2",
-        "--concurrency",
-        "2",
-        "--held",
-        "3",
-        "--hold-s",
-        "0",
-    ]
-    assert main(words) == 0
+    sizes = {"starts": 4, "operations": 2, "gradings": 2, "concurrency": 2, "held": 3, "hold-s": 0}
+    assert main(["bench", "sandbox", "--json", *(w for k, v in sizes.items() for w in (f"--{k}", str(v)))]) == 0
     told = json.loads(capsys.readouterr().out)
     figures = {figure["name"]: figure for figure in told["figures"]}
     assert {"grading, pytest", "grading, direct calls", "create, overlay, write, destroy"} <= set(figures)
+    assert {"command", "command of the persistent shell", "./run_tests", "harness call"} <= set(figures)
+    assert {"file written", "file read"} <= set(figures) and figures["command"]["count"] == 2
     assert figures["alive of 3 held for 0 s"]["value"] == 3
     assert 0 < figures["memory per live sandbox, a shell in it"]["value"] < 64
     assert all(figure["load"] >= 0 and figure["seconds"] > 0 for figure in told["figures"])

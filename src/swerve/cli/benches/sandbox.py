@@ -18,12 +18,21 @@ from typing import Any
 from swerve.cli.benches import Figure
 
 _NUM_FILES = 200
+_HARNESS = """
+def visible_tests(payload):
+    return "test ok\\nall passed"
+
+
+def nothing(payload):
+    return payload
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares sizes."""
     sizes = {
         "starts": (400, "sandboxes started and closed"),
+        "operations": (200, "commands, calls and file accesses of each kind"),
         "gradings": (40, "gradings of each kind"),
         "concurrency": (8, "of these at once"),
         "held": (256, "sandboxes held at once"),
@@ -38,6 +47,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Figure]:
     with asyncio.Runner() as runner, tempfile.TemporaryDirectory() as directory:
         workspace = _workspace(Path(directory) / "workspace")
         yield runner.run(_starts(workspace, arguments.starts, arguments.concurrency))
+        yield from runner.run(_operations(Path(directory), arguments.operations))
         for family, name, target in (("functions", "pytest", 10.0), ("mini", "direct calls", 30.0)):
             yield runner.run(_gradings(family, name, target, arguments.gradings, arguments.concurrency))
         yield from runner.run(_held(workspace, arguments.held, arguments.hold_s, arguments.concurrency))
@@ -69,6 +79,32 @@ async def _starts(workspace: Path, count: int, concurrency: int) -> Figure:
         name="create, overlay, write, destroy", value=count / seconds, unit="per second", count=count,
         seconds=round(seconds, 3), target=150.0,
     )  # fmt: skip
+
+
+async def _operations(directory: Path, count: int) -> list[Figure]:
+    """What an agent asks of one sandbox, one after the other."""
+    from swerve.sandboxes import SandboxImage, SandboxPool
+
+    harness = directory / "harness.py"
+    harness.write_text(_HARNESS, encoding="utf-8")
+    harness.chmod(0o644)
+    figures = []
+    async with SandboxPool([SandboxImage(name="bench", harness=harness)]) as pool:
+        sandbox = await pool.start("bench")
+        operations: dict[str, Callable[[int], Awaitable[Any]]] = {
+            "command": lambda number: sandbox.exec("true", 10.0),
+            "command of the persistent shell": lambda number: sandbox.shell("true", 10.0),
+            "./run_tests": lambda number: sandbox.exec("./run_tests", 10.0),
+            "harness call": lambda number: sandbox.call("nothing", number, 10.0),
+            "file written": lambda number: sandbox.write_file("file.py", f"x = {number}\n"),
+            "file read": lambda number: sandbox.read_file("run_tests"),
+        }
+        for name, operation in operations.items():
+            seconds = await _timed(operation, count, 1)
+            figures.append(
+                Figure(name=name, value=count / seconds, unit="per second", count=count, seconds=round(seconds, 3))
+            )
+    return figures
 
 
 async def _gradings(family: str, name: str, target: float, count: int, concurrency: int) -> Figure:
