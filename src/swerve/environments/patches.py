@@ -12,28 +12,36 @@ from swerve.types import SwerveError, Work
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _NO_NEWLINE = "\\ No newline at end of file\n"
 _NOTHING = "/dev/null"
+_EMPTY = re.compile(r"diff --git a/(.+) b/\1\n(new|deleted) file mode \d+\n(?!(?:index .*\n)?--- (?:a/\1|/dev/null)\n)")
+_CONTEXT = 3
 
 _Hunk: TypeAlias = tuple[int, int, list[str]]
 """First line before and after, and the lines with their marks."""
 
 
-def make_patch(before: Work, after: Work) -> str:
+def make_patch(before: Work, after: Work, *, whole: bool = False) -> str:
     """The unified diff that turns some texts into others.
 
     Args:
         before: Text by path; a path that is missing, or `None`, is no file.
         after: The same, afterwards.
+        whole: Every file's hunk holds all of it, so that its texts can be had from the diff alone.
 
     Returns:
         The diff, files in order of path; empty where nothing differs.
     """
+    pairs = {path: (before.get(path), after.get(path)) for path in sorted({*before, *after})}
+    pairs = {path: pair for path, pair in pairs.items() if pair[0] != pair[1]}
+    # An empty file that comes or goes has no hunk: git's own heads say it, and must then stand before every file.
+    headed = any(not old and not new for old, new in pairs.values())
     pieces: list[str] = []
-    for path in sorted({*before, *after}):
-        old, new = before.get(path), after.get(path)
-        if old == new:
-            continue
+    for path, (old, new) in pairs.items():
+        if headed:
+            mode = "new" if old is None else "deleted" if new is None else ""
+            pieces.append(f"diff --git a/{path} b/{path}\n" + (f"{mode} file mode 100644\n" if mode else ""))
         names = (_NOTHING if old is None else f"a/{path}", _NOTHING if new is None else f"b/{path}")
-        for line in difflib.unified_diff(_lines(old or ""), _lines(new or ""), *names):
+        lines = _lines(old or ""), _lines(new or "")
+        for line in difflib.unified_diff(*lines, *names, n=sum(map(len, lines)) if whole else _CONTEXT):
             pieces.append(line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}")
     return "".join(pieces)
 
@@ -41,6 +49,21 @@ def make_patch(before: Work, after: Work) -> str:
 def patched_paths(patch: str) -> list[str]:
     """Paths of the files a diff is about, in its order."""
     return [old or new or "" for old, new, _ in _files(patch)]
+
+
+def whole_texts(patch: str) -> dict[str, str | None]:
+    """New text by path of the files that a diff of whole files is about; `None` for one that is no more.
+
+    Raises:
+        SwerveError: It is not one that `make_patch` makes with `whole`.
+    """
+    before: dict[str, str] = {}
+    for old, new, hunks in _files(patch):
+        if len(hunks) > 1 or any(max(hunk[:2]) > 1 for hunk in hunks):
+            raise SwerveError(f"the patch does not hold all of {old or new}")
+        if old is not None:
+            before[old] = "".join(line[1:] for _, _, body in hunks for line in body if line[0] in " -")
+    return apply_patch(before, patch)
 
 
 def apply_patch(files: Mapping[str, str], patch: str, *, reverse: bool = False) -> dict[str, str | None]:
@@ -96,6 +119,8 @@ def _files(patch: str) -> list[tuple[str | None, str | None, list[_Hunk]]]:
     position = 0
     while position < len(lines):
         if not lines[position].startswith("--- "):
+            if empty := _EMPTY.match("".join(lines[position : position + 4])):
+                files.append((None, empty[1], []) if empty[2] == "new" else (empty[1], None, []))
             position += 1  # what git and others write between files
             continue
         if position + 1 == len(lines) or not lines[position + 1].startswith("+++ "):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swerve.environments.patches import apply_patch, make_patch, patched_paths
+from swerve.environments.patches import apply_patch, make_patch, patched_paths, whole_texts
 from swerve.types import SwerveError
 
 _LINES = st.lists(st.sampled_from(["a\n", "b\n", "\n", "-- a\n", "+++ b\n", "@@\n", "\x0c\r\n", "end"]), max_size=8)
@@ -35,6 +35,25 @@ def test_files_come_and_go_and_git_agrees(tmp_path: Path) -> None:
     subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=tmp_path, check=True)
     found = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
     assert found == after
+
+
+def test_empty_files_come_and_go(tmp_path: Path) -> None:
+    before, after = {"gone.py": "", "same.py": ""}, {"come.py": "", "same.py": "x\n"}
+    patch = make_patch(before, after)
+    assert apply_patch(before, patch) == {"gone.py": None, "come.py": "", "same.py": "x\n"}
+    assert apply_patch(after, patch, reverse=True) == {"gone.py": "", "come.py": None, "same.py": ""}
+    for path, text in before.items():
+        (tmp_path / path).write_text(text)
+    subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=tmp_path, check=True)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == after
+
+
+@given(before=_TEXTS, after=_TEXTS)
+def test_a_patch_of_whole_files_needs_no_files(before: str, after: str) -> None:
+    patch = make_patch({"a": before, "b": None, "c": before}, {"a": after, "b": after, "c": None}, whole=True)
+    assert whole_texts(patch) == ({} if before == after else {"a": after}) | {"b": after, "c": None}
+    with pytest.raises(SwerveError, match="does not hold all of a"):
+        whole_texts(make_patch({"a": "1\n" * 9 + "2\n"}, {"a": "1\n" * 9}))
 
 
 @pytest.mark.parametrize(

@@ -343,9 +343,9 @@ def test_a_patch_holds_whole_files_and_git_applies_it(tmp_path: Path) -> None:
     subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=tmp_path, check=True)
     found = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert found == {name: text for name, text in gold_files(patch, "task").items() if text is not None}
-    with pytest.raises(SwerveError, match="task 1: key gold_patch: not a diff"):
+    with pytest.raises(SwerveError, match="task 1: key gold_patch: not a unified diff"):
         gold_files("nonsense\n", "task 1")
-    with pytest.raises(SwerveError, match=r"its hunk of a.py is cut short"):
+    with pytest.raises(SwerveError, match=r"task 1: key gold_patch: line \d+ of the patch: the hunk has other lines"):
         gold_files("".join(gold_patch({"file_diffs": files[:1]}).splitlines(keepends=True)[:-3]), "task 1")
 
 
