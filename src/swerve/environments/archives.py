@@ -55,7 +55,7 @@ def extracted(archive: Path, name: str, version: str, sha256: str) -> Path:
         scratch = Path(tempfile.mkdtemp(prefix=".extract.", dir=target.parent))
         _unpack(archive, scratch)
         (top,) = scratch.iterdir()
-        for path in [top, *top.rglob("*")]:
+        for path in [top, *(path for path in top.rglob("*") if not path.is_symlink())]:
             path.chmod(0o755 if path.is_dir() else 0o644)
         try:
             top.rename(target)

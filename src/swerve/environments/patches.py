@@ -40,7 +40,7 @@ def make_patch(before: Work, after: Work, *, whole: bool = False) -> str:
             mode = "new" if old is None else "deleted" if new is None else ""
             pieces.append(f"diff --git a/{path} b/{path}\n" + (f"{mode} file mode 100644\n" if mode else ""))
         names = (_NOTHING if old is None else f"a/{path}", _NOTHING if new is None else f"b/{path}")
-        lines = _lines(old or ""), _lines(new or "")
+        lines = split_lines(old or ""), split_lines(new or "")
         for line in difflib.unified_diff(*lines, *names, n=sum(map(len, lines)) if whole else _CONTEXT):
             pieces.append(line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}")
     return "".join(pieces)
@@ -87,7 +87,7 @@ def apply_patch(files: Mapping[str, str], patch: str, *, reverse: bool = False) 
         assert path is not None
         if source is not None and source not in files:
             raise SwerveError(f"the patch is about {source}, which is not there")
-        lines = [] if source is None else _lines(files[source])
+        lines = [] if source is None else split_lines(files[source])
         changed = _apply(path, lines, hunks, reverse)
         if source is not None and source != target:
             result[source] = None
@@ -115,7 +115,7 @@ def _apply(path: str, lines: list[str], hunks: list[_Hunk], reverse: bool) -> li
 def _files(patch: str) -> list[tuple[str | None, str | None, list[_Hunk]]]:
     """Old path, new path and hunks of each file."""
     files: list[tuple[str | None, str | None, list[_Hunk]]] = []
-    lines = _lines(patch)
+    lines = split_lines(patch)
     position = 0
     while position < len(lines):
         if not lines[position].startswith("--- "):
@@ -163,7 +163,7 @@ def _path(line: str, prefix: str) -> str | None:
     return None if name == _NOTHING else name.removeprefix(prefix)
 
 
-def _lines(text: str) -> list[str]:
+def split_lines(text: str) -> list[str]:
     """Lines with their newlines; no other character ends a line."""
     *whole, last = text.split("\n")
     return [f"{line}\n" for line in whole] + ([last] if last else [])

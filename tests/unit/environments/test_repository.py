@@ -249,14 +249,17 @@ def test_the_agents_work_is_its_changes_to_sources(tasks: list[Task]) -> None:
 
     async def repair(sandbox: Any, environment: Any, grader: Any) -> Any:
         await sandbox.exec("sed -i 's/text)]/text) if word]/' tiny/text.py; echo 'x = 1' >tiny/more.py", 20)
-        await sandbox.exec(
-            "rm tiny/data.txt; echo x >tests/test_new.py; echo y >>tests/test_text.py; ln -s / tiny/l.py", 20
-        )
+        await sandbox.exec("rm tiny/data.txt; ln -s / tiny/l.py; printf '\\377' >tiny/raw.bin", 20)
+        await sandbox.exec("echo x >tests/test_new.py; echo y >>tests/test_text.py", 20)
+        assert (await sandbox.exec("cd /tmp; python3 -c 'import tiny.text'", 20)).exit_code == 0
         work = await environment.collect(task, sandbox)
-        return work, await grader.grade(task, work), await grader.grade(task, {"tests/test_text.py": ""})
+        in_the_way = {"tiny/data.txt": "x", "tiny/data.txt/more.py": "x"}
+        graded = [await grader.grade(task, one) for one in (work, {"tests/test_text.py": ""}, in_the_way)]
+        return work, *graded
 
-    work, solved, only_tests = play(task, repair)
-    assert work == {"tiny/text.py": _TEXT, "tiny/more.py": "x = 1\n", "tiny/data.txt": None}
+    work, solved, only_tests, in_the_way = play(task, repair)
+    assert in_the_way.reward == 0.0 and "cannot be laid out" in in_the_way.test_statuses["tampering"]
+    assert work == {"tiny/text.py": _TEXT, "tiny/more.py": "x = 1\n", "tiny/data.txt": None, "tiny/raw.bin": "\udcff"}
     assert (solved.reward, solved.status) == (1.0, EpisodeStatus.SUCCEEDED)
     assert set(solved.test_statuses.values()) == {"passed"}
     assert len(solved.test_statuses) == len(task.fail_to_pass + task.pass_to_pass)
@@ -315,6 +318,9 @@ def test_tests_are_cut_out_whole() -> None:
     assert without_tests(text, {"TestB::test_c"}) == text.replace("def test_c(self):\n        pass", "pass")
     assert without_tests(text, {"test_a", "TestB::test_c"}) is None  # nothing is left to see
     assert without_tests(text, {"TestB::test_inherited"}) is None  # it may be anywhere
+    assert without_tests("print 'no Python of today'\n", {"test_a"}) is None
+    page = without_tests(text.replace("import x", "x = '\x0c'"), {"test_a"})
+    assert page is not None and page.startswith("x = '\x0c'\n\n\nclass")
 
 
 @pytest.mark.parametrize(

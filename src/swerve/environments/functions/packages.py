@@ -227,8 +227,12 @@ def test_source(tree: Path, identifier: str) -> str:
 def _test_places(path: Path) -> tuple[list[str], dict[str, tuple[int, int]]]:
     """Lines of a test module, and the first and last one of each of its functions by `Class::function`."""
     text = path.read_text("utf-8", errors="replace")
+    try:
+        tree = parse(text)
+    except (SyntaxError, ValueError):
+        return [], {}
     places = {
         qualname.replace(".", "::"): (node.lineno, node.end_lineno or node.lineno)
-        for node, qualname in definitions(parse(text), "")
+        for node, qualname in definitions(tree, "")
     }
     return text.split("\n"), places

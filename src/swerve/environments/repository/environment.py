@@ -13,7 +13,8 @@ from typing import Any
 
 from swerve.environments.archives import canonical, extracted, fetch, installed
 from swerve.environments.functions.environment import RUNNER_DIR
-from swerve.environments.patches import apply_patch, patched_paths
+from swerve.environments.functions.mutations import parse
+from swerve.environments.patches import apply_patch, patched_paths, split_lines
 from swerve.environments.repository.layout import Layout, inspect
 from swerve.sandboxes import Mount, Sandbox, SandboxImage
 from swerve.types import MachineError, Provenance, SwerveError, Task, Work
@@ -51,8 +52,8 @@ class Release:
         return f"{FAMILY}/{self.name}-{self.version}"
 
     def text(self, path: str) -> str:
-        """Text of one of its files."""
-        return (self.tree / path).read_bytes().decode("utf-8")
+        """Text of one of its files; bytes that are no UTF-8 are escaped as lone surrogates."""
+        return (self.tree / path).read_bytes().decode("utf-8", "surrogateescape")
 
 
 @functools.lru_cache(maxsize=256)
@@ -205,11 +206,13 @@ def without_tests(text: str, names: set[str]) -> str | None:
     Returns:
         The rest; `None` if no test is left, or if one of the names is not to be found and may be anywhere.
     """
-    tree = ast.parse(text)
-    functions = {name: node for name, node in test_functions(tree)}
+    try:
+        functions = dict(test_functions(parse(text)))
+    except (SyntaxError, ValueError):
+        return None
     if not names <= functions.keys() or names == functions.keys():
         return None
-    lines = text.splitlines(keepends=True)
+    lines = split_lines(text)
     for node in sorted((functions[name] for name in names), key=lambda node: -node.lineno):
         first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
         margin = lines[node.lineno - 1][: node.col_offset]
@@ -233,7 +236,7 @@ def start_digest(files: Mapping[str, str | None], release: Release) -> str:
     for path, text in files.items():
         digests.pop(path, None)
         if text is not None:
-            digests[path] = hashlib.sha256(text.encode()).hexdigest()
+            digests[path] = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 

@@ -105,7 +105,7 @@ def _changed(files: dict[str, bytes], changes: dict[str, str | None]) -> dict[st
         if text is None:
             result.pop(path, None)
         else:
-            result[path] = text.encode("utf-8", "surrogatepass")
+            result[path] = text.encode("utf-8", "surrogateescape")
     return result
 
 
@@ -113,7 +113,7 @@ def _changed(files: dict[str, bytes], changes: dict[str, str | None]) -> dict[st
 
 
 def prepare(payload: dict[str, Any]) -> None:
-    """Lay out the workspace in the working directory, and forget what the agent must not find.
+    """Lay out the workspace in the working directory, importable by Python, and forget what the agent must not find.
 
     Args:
         payload: `files` (texts to write in place of the right ones, `None` for files that are not to be there),
@@ -121,6 +121,8 @@ def prepare(payload: dict[str, Any]) -> None:
     """
     files = _changed(_STATE.tree, payload["files"])
     _write(files)
+    paths = [os.path.normpath(os.path.join(os.getcwd(), entry)) for entry in _STATE.import_paths]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
     _STATE.written = {path: hashlib.sha256(data).hexdigest() for path, data in files.items()}
     _STATE.visible, _STATE.roots = payload["visible"], tuple(payload["roots"])
     _STATE.tree = {}
@@ -136,7 +138,11 @@ def visible_tests(payload: Any = None) -> dict[str, Any]:
 
 
 def collect(payload: Any = None) -> dict[str, str | None]:
-    """Text of every file below the sources that is not as it was at the start; `None` for one that is gone."""
+    """Text of every file below the sources that is not as it was at the start; `None` for one that is gone.
+
+    Bytes that are no UTF-8 are escaped as lone surrogates. Links, files of more than `MAX_COLLECTED_BYTES`, and all
+    after the first `MAX_COLLECTED_FILES` do not count.
+    """
     found: dict[str, str | None] = {}
     present: set[str] = set()
     for path in _source_files():
@@ -145,7 +151,7 @@ def collect(payload: Any = None) -> dict[str, str | None]:
         if data is not None and hashlib.sha256(data).hexdigest() != _STATE.written.get(path):
             if len(found) == MAX_COLLECTED_FILES:
                 break
-            found[path] = data.decode("utf-8", "replace")
+            found[path] = data.decode("utf-8", "surrogateescape")
     gone = [path for path in _STATE.written if path.startswith(_STATE.roots) and path not in present]
     return found | dict.fromkeys(gone)
 
@@ -236,10 +242,15 @@ def grade(payload: dict[str, Any]) -> dict[str, Any]:
     """
     tests, work = payload["tests"], payload["work"]
     start = _changed(_STATE.tree, payload["files"])
-    if reason := _tampering(work, start):
+    reason = _tampering(work, start)
+    if not reason:
+        try:
+            _lay_out(payload["files"] | work)
+        except OSError as error:
+            reason = f"{error.filename} cannot be laid out: {error.strerror}"
+    if reason:
         statuses = dict.fromkeys(tests, "not_run")
         return {"statuses": statuses, CANARY: "not_run", "num_results": len(statuses) + 1, "tampering": reason}
-    _lay_out(payload["files"] | work)
     watched = {os.path.abspath(path) for path in work or payload["files"]}
 
     def canary() -> Any:
