@@ -22,6 +22,7 @@ import os
 import shutil
 import stat
 import sys
+import sysconfig
 import types
 from typing import Any
 
@@ -84,6 +85,7 @@ def preload(args: dict[str, Any]) -> None:
     importlib.import_module("pytest")
     for name in _WARM_MODULES:
         importlib.import_module(name)
+    sysconfig.get_config_vars()  # imports a module that is named after this machine, which no list can hold
     sys.meta_path.insert(
         0, runner.OnlyKnownModules(os.path.realpath("/testbed"), runner.TEST_RUNNER_MODULES | set(args["requires"]))
     )
