@@ -36,8 +36,58 @@ class Candidate:
     previous_version: str = ""
 
 
-def mutants(release: Release) -> Iterator[list[Candidate]]:
-    """Per function of a release, the ways to break it in one place."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MutatedFunction:
+    """A function of a release and the ways to break it in one place; few of them are ever written out.
+
+    Attributes:
+        path: Its file.
+        text: Text of the file.
+        line: Line of its `def`.
+        first: Line of its first decorator, or of its `def`.
+        margin: Columns that it is indented by.
+        qualname: Dotted name within the module.
+        source: Its text without the margin.
+        edits: Of `source`.
+    """
+
+    path: str
+    text: str
+    line: int
+    first: int
+    margin: int
+    qualname: str
+    source: str
+    edits: tuple[Edit, ...]
+
+    @property
+    def place(self) -> str:
+        """As surveys name it."""
+        return f"{self.path}:{self.first}"
+
+    def key(self, edit: Edit) -> str:
+        """Of the candidate that an edit leads to."""
+        return f"{self.path}:{self.line}:{edit.start}:{edit.end}:{edit.text}"
+
+    def candidate(self, edit: Edit) -> Candidate:
+        """The state that an edit leads to."""
+        number = line_of(self.source, edit)
+        lines = self.text.split("\n")
+        row = self.line + number - 2
+        lines[row] = lines[row][: self.margin] + apply(self.source, edit).split("\n")[number - 1]
+        return Candidate(
+            key=self.key(edit),
+            files={self.path: "\n".join(lines)},
+            place=self.place,
+            file=self.path,
+            line=self.line,
+            qualname=self.qualname,
+            mutation=Mutation(kind=edit.kind, line=row + 1, before=self.source[edit.start : edit.end], after=edit.text),
+        )
+
+
+def mutants(release: Release) -> Iterator[MutatedFunction]:
+    """The functions of a release that can be broken in one place."""
     for path in release.layout.sources:
         try:
             text = release.text(path)
@@ -46,36 +96,22 @@ def mutants(release: Release) -> Iterator[list[Candidate]]:
             continue
         lines = text.split("\n")
         for node, qualname in definitions(tree, ""):
-            segment = _dedented(lines[node.lineno - 1 : node.end_lineno], node.col_offset)
-            if segment is None:
-                continue
+            source = _dedented(lines[node.lineno - 1 : node.end_lineno], node.col_offset)
             try:
-                edits = sites(segment)
+                edits = tuple(sites(source)) if source is not None else ()
             except (SyntaxError, ValueError):
                 continue
-            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            found = []
-            for edit in edits:
-                broken = _in_file(lines, node.lineno, node.col_offset, segment, edit)
-                if broken is not None:
-                    mutation = Mutation(
-                        kind=edit.kind,
-                        line=node.lineno + line_of(segment, edit) - 1,
-                        before=segment[edit.start : edit.end],
-                        after=edit.text,
-                    )
-                    found.append(
-                        Candidate(
-                            key=f"{path}:{node.lineno}:{edit.start}:{edit.end}:{edit.text}",
-                            files={path: broken},
-                            place=f"{path}:{first}",
-                            file=path,
-                            line=node.lineno,
-                            qualname=qualname,
-                            mutation=mutation,
-                        )
-                    )
-            yield found
+            if source is not None and edits:
+                yield MutatedFunction(
+                    path=path,
+                    text=text,
+                    line=node.lineno,
+                    first=min([node.lineno, *(one.lineno for one in node.decorator_list)]),
+                    margin=node.col_offset,
+                    qualname=qualname,
+                    source=source,
+                    edits=edits,
+                )
 
 
 def _dedented(lines: list[str], margin: int) -> str | None:
@@ -83,19 +119,6 @@ def _dedented(lines: list[str], margin: int) -> str | None:
     if not all(line[:margin].isspace() or not line.strip() or not margin for line in lines):
         return None
     return "\n".join(line[margin:] for line in lines) + "\n"
-
-
-def _in_file(lines: list[str], first: int, margin: int, segment: str, edit: Edit) -> str | None:
-    """Text of the file with one function changed, or `None` where it no longer parses."""
-    changed = apply(segment, edit).split("\n")[:-1]
-    number = line_of(segment, edit) - 1
-    line = lines[first - 1 + number]
-    text = "\n".join([*lines[: first - 1 + number], line[:margin] + changed[number], *lines[first + number :]])
-    try:
-        parse(text)
-    except (SyntaxError, ValueError):
-        return None
-    return text
 
 
 def undone(release: Release, previous: Release) -> list[Candidate]:

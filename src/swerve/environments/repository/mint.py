@@ -22,11 +22,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swerve.environments.functions.mutations import Edit
 from swerve.environments.functions.packages import test_source
 from swerve.environments.functions.recipe import rank
 from swerve.environments.grading import Grader
 from swerve.environments.patches import make_patch
-from swerve.environments.repository.candidates import Candidate, mutants, undone
+from swerve.environments.repository.candidates import Candidate, MutatedFunction, mutants, undone
 from swerve.environments.repository.environment import (
     FAMILY,
     Release,
@@ -211,13 +212,14 @@ class _PackageMaker:
             return
         covered = {place for test in self.tests for place in test.entered}
 
-        def order(candidate: Candidate) -> str:
-            return rank(self.settings, self.locked.sha256, candidate.key)
-
-        queues = [sorted(found, key=order) for found in mutants(self.release) if found and found[0].place in covered]
-        queues.sort(key=lambda queue: order(queue[0]))
-        for depth in range(max(map(len, queues), default=0)):
-            yield from (queue[depth] for queue in queues if depth < len(queue))
+        queues: list[tuple[list[tuple[str, Edit]], MutatedFunction]] = []
+        for function in mutants(self.release):
+            if function.place in covered:
+                ranked = [(rank(self.settings, self.locked.sha256, function.key(one)), one) for one in function.edits]
+                queues.append((sorted(ranked), function))
+        queues.sort(key=lambda queue: queue[0][0][0])
+        for depth in range(max((len(edits) for edits, _ in queues), default=0)):
+            yield from (function.candidate(edits[depth][1]) for edits, function in queues if depth < len(edits))
 
     async def _try_all(self) -> tuple[list[Task], Counter[str]]:
         """Try candidates in their order, a few at once, until there are enough tasks."""
