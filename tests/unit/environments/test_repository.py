@@ -85,6 +85,11 @@ class TestCounter:
 def test_only_while_somebody_watches():
     assert sys.getprofile() is not None
 
+def test_crashes_when_nobody_watches():
+    if sys.getprofile() is None:
+        import os
+        os._exit(1)
+
 def test_sleeps():
     import time
     time.sleep(0)
@@ -186,7 +191,7 @@ def test_what_is_minted(minted: Path, tasks: list[Task]) -> None:
     for task in tasks:
         assert (task.family, task.workspace, task.provenance.license) == ("repository", {}, "MIT")
         assert task.fail_to_pass and task.pass_to_pass and task.limits.max_turns == 30
-        assert not any("only_while" in name or "sleeps" in name for name in task.pass_to_pass)
+        assert not any(word in name for name in task.pass_to_pass for word in ("only_while", "crashes", "sleeps"))
     assert not (minted / "t.journal.jsonl").exists()
 
 

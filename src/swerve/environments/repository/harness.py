@@ -330,7 +330,11 @@ def trial(payload: dict[str, Any]) -> dict[str, list[str]]:
     """Status and error name per test of the right tree with some texts changed.
 
     Args:
-        payload: `files` (the changes) and `tests` (ids).
+        payload: `files` (the changes), `tests` (ids) and `stop_on_loss` (leave the rest as `not_run` after the first
+            that crashes or runs out of time).
     """
     _lay_out(payload["files"])
-    return {identifier: [status, error] for identifier, status, error in run_tests(payload["tests"], stop_on_loss=True)}
+    return {
+        identifier: [status, error]
+        for identifier, status, error in run_tests(payload["tests"], stop_on_loss=payload["stop_on_loss"])
+    }

@@ -186,7 +186,8 @@ class _PackageMaker:
             passed = [row["id"] for row in found if row["status"] == "passed"]
             stable = set(passed)
             for _ in range(2):
-                again = await self._call("trial", {"files": {}, "tests": passed}, _SURVEY_TIMEOUT_S)
+                payload = {"files": {}, "tests": passed, "stop_on_loss": False}
+                again = await self._call("trial", payload, _SURVEY_TIMEOUT_S)
                 stable &= {identifier for identifier, (status, _) in again.items() if status == "passed"}
             kept = [[row["id"], row["calls"], row["entered"]] for row in found if row["id"] in stable]
             rows = {"num_tests": len(found), "tests": kept}
@@ -291,7 +292,7 @@ class _PackageMaker:
 
     async def _trial(self, candidate: Candidate, tests: list[str]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = await self._call(
-            "trial", {"files": candidate.files, "tests": tests}, _TRIAL_TIMEOUT_S
+            "trial", {"files": candidate.files, "tests": tests, "stop_on_loss": True}, _TRIAL_TIMEOUT_S
         )
         return found
 
