@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import sys
 import time
@@ -22,7 +23,7 @@ from swerve.cli.composition import (
     save_policy,
 )
 from swerve.config import TrainRecipe, policy_directory
-from swerve.config.schema import Execution
+from swerve.config.schema import Execution, Remat
 from swerve.telemetry import (
     Metrics,
     PeakMemory,
@@ -71,6 +72,7 @@ def read_inputs(recipe: TrainRecipe) -> TrainingInputs:
             "trajectories of the present weights only: set it to 0"
         )
     _check_kernels(recipe.execution)
+    _check_offload(recipe.remat)
     sandbox_backend(recipe.sandbox)
     tasks = read_tasks(recipe.tasks, recipe.evaluation.num_tasks)
     if recipe.rollout.prompts_per_step > len(tasks.train):
@@ -91,6 +93,17 @@ def _check_kernels(section: Execution) -> None:
                 f'execution.{key} = "{value}" runs on TPUs; this machine has {jax.default_backend()}: set it to '
                 f'"{elsewhere}"'
             )
+
+
+def _check_offload(section: Remat) -> None:
+    """Refuse what a CPU gains nothing by, and computes wrongly once JAX has its program from the compilation cache."""
+    import jax
+
+    offloaded = [field.name for field in dataclasses.fields(section) if getattr(section, field.name) == "offload"]
+    if section.enabled and offloaded and jax.default_backend() == "cpu":
+        raise SwerveError(
+            f'remat.{offloaded[0]} = "offload": a CPU has no memory but the host\'s: set it to "keep" or "recompute"'
+        )
 
 
 async def train(inputs: TrainingInputs, directory: RunDirectory, *, resume: bool) -> dict[str, Any]:
