@@ -16,14 +16,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from swerve.telemetry import force_to_disk, machine_faults, write_atomic
+from swerve.telemetry import file_digest, force_to_disk, machine_faults, write_atomic
 from swerve.types import SwerveError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 """Version of the layout."""
 _TEMPORARY = ".tmp-"
-_BLOCK_BYTES = 1 << 22
 
 
 class CheckpointError(SwerveError):
@@ -53,7 +52,9 @@ def write_directory(target: Path, write: Callable[[Path], None], facts: Mapping[
             temporary.mkdir()
             write(temporary)
             files = {path.relative_to(temporary).as_posix(): path for path in temporary.rglob("*") if path.is_file()}
-            described = {name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for name, path in files.items()}
+            described = {
+                name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for name, path in files.items()
+            }
             for path in files.values():
                 force_to_disk(path)
             manifest = {"format": FORMAT, **facts, "files": dict(sorted(described.items()))}
@@ -120,11 +121,3 @@ def _replace(temporary: Path, target: Path) -> None:
     target.rename(old)
     temporary.rename(target)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _sha256(path: Path) -> str:
-    content = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            content.update(block)
-    return content.hexdigest()

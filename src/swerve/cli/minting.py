@@ -7,9 +7,9 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from swerve.telemetry import machine_faults
 from swerve.types import SwerveError
@@ -139,8 +139,6 @@ def _print_reports(reports: Sequence[PackageReport]) -> None:
 
 
 def _mint_family(arguments: argparse.Namespace) -> int:
-    from swerve.environments import save_tasks
-
     _refuse(arguments, f"packages recipe lock kind {' '.join(_SETTINGS)}", "has no effect with --family: leave it out")
     sizes = {}
     for split, default in _SIZES:
@@ -152,16 +150,21 @@ def _mint_family(arguments: argparse.Namespace) -> int:
     with machine_faults(out):
         out.mkdir(parents=True, exist_ok=True)
     made = _family_tasks(arguments, sizes)
-    files: dict[str, Any] = {}
-    for split, tasks in made.items():
-        path = out / f"{arguments.family}_{split}.jsonl.xz"
-        save_tasks(path, tasks)
-        files[str(path)] = len(tasks)
-    if arguments.json:
-        print(json.dumps(files, indent=2))
-    else:
-        print("\n".join(f"{path}: {number} tasks" for path, number in files.items()))
+    save_files({out / f"{arguments.family}_{split}.jsonl.xz": tasks for split, tasks in made.items()}, arguments.json)
     return 0
+
+
+def save_files(files: Mapping[Path, Sequence[Task]], as_json: bool) -> None:
+    """Writes task files, and prints how many tasks each holds."""
+    from swerve.environments import save_tasks
+
+    for path, tasks in files.items():
+        save_tasks(path, tasks)
+    numbers = {str(path): len(tasks) for path, tasks in files.items()}
+    if as_json:
+        print(json.dumps(numbers, indent=2))
+    else:
+        print("\n".join(f"{path}: {number} tasks" for path, number in numbers.items()))
 
 
 def _family_tasks(arguments: argparse.Namespace, sizes: dict[str, int]) -> dict[str, Sequence[Task]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +30,7 @@ from swerve.telemetry import (
     Sink,
     TensorBoardSink,
     TrajectoryLog,
+    file_digest,
     identity_digest,
     open_progress,
     write_json,
@@ -252,11 +252,6 @@ def dry_run_facts(recipe: TrainRecipe) -> dict[str, float | str]:
         "engine": f"in this process, JAX, {recipe.rollout.num_slots} slots of {recipe.rollout.context_length} tokens",
         "sandboxes": f"on this machine, {recipe.sandbox.backend}",
     }
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def summary(state: LoopState, peak_rss_bytes: int) -> dict[str, Any]:

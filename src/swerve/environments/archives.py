@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 from swerve.config import cache_directory
+from swerve.telemetry import file_digest
 from swerve.types import MachineError, SwerveError
 
 ARCHIVES_DIR = Path(__file__).parent / "data" / "archives"
@@ -44,7 +45,7 @@ def extracted(archive: Path, name: str, version: str, sha256: str) -> Path:
     if target.is_dir():
         return target
     try:
-        digest = digest_of(archive)
+        digest = file_digest(archive)
     except FileNotFoundError:
         raise SwerveError(f"{archive}: missing; install the package again") from None
     if digest != sha256:
@@ -79,12 +80,6 @@ def _unpack(archive: Path, target: Path) -> None:
             file.extractall(target, filter="data")
 
 
-def digest_of(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def find_archive(name: str, version: str, sha256: str = "") -> Path | None:
     """The file of a release among those that ship with Swerve and those fetched before.
 
@@ -95,7 +90,7 @@ def find_archive(name: str, version: str, sha256: str = "") -> Path | None:
     """
     for folder in (ARCHIVES_DIR, _fetched_directory()):
         for path in sorted(folder.glob("*")) if folder.is_dir() else []:
-            if _release_of(path) == (canonical(name), version) and (not sha256 or digest_of(path) == sha256):
+            if _release_of(path) == (canonical(name), version) and (not sha256 or file_digest(path) == sha256):
                 return path
     return None
 

@@ -10,7 +10,6 @@ An image that is finished, and whose file is still what it was, is skipped.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -24,7 +23,7 @@ from typing import Any
 
 from swerve.sandboxes.docker_archive import read_archive, unpack_archive
 from swerve.sandboxes.sif import write_sif
-from swerve.telemetry import machine_faults, write_atomic
+from swerve.telemetry import file_digest, machine_faults, write_atomic
 from swerve.types import MachineError, SwerveError
 
 MANIFEST = "images.json"
@@ -228,7 +227,7 @@ def _build_one(source: Source, directory: Path, program: str, tell: Callable[[st
             image_id=image_id,
             sif=target.name,
             bytes=(scratch / "sif").stat().st_size,
-            sha256=_sha256(scratch / "sif"),
+            sha256=file_digest(scratch / "sif"),
         )
         (scratch / "sif").replace(target)
     _write_manifest(directory, known | {source.name: image})
@@ -242,7 +241,7 @@ def _fault(directory: Path, image: BuiltImage) -> str:
         size = path.stat().st_size
         if size != image.bytes:
             return f"{path}: bytes is {size}, expected {image.bytes}"
-        digest = _sha256(path)
+        digest = file_digest(path)
     except OSError as error:
         return f"{path}: {error.strerror}"
     return f"{path}: sha256 is {digest}, expected {image.sha256}" if digest != image.sha256 else ""
@@ -251,11 +250,6 @@ def _fault(directory: Path, image: BuiltImage) -> str:
 def _write_manifest(directory: Path, images: Mapping[str, BuiltImage]) -> None:
     record = {"images": {name: asdict(image) for name, image in sorted(images.items())}}
     write_atomic(directory / MANIFEST, json.dumps(record, indent=2, sort_keys=True) + "\n")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ Whatever a run leaves on the disk is whole or absent, a full disk is one clear l
 from swerve.telemetry.files import (
     JsonLines,
     atomic_file,
+    file_digest,
     force_to_disk,
     keep_json_lines,
     machine_faults,
@@ -38,6 +39,7 @@ __all__ = [
     "atomic_file",
     "choose_path",
     "collect_provenance",
+    "file_digest",
     "force_to_disk",
     "identity_digest",
     "keep_json_lines",

@@ -5,7 +5,7 @@ from importlib import resources
 
 import pytest
 
-from swerve.rendering import ConversationRenderer, Template, Tokenizer
+from swerve.rendering import ConversationRenderer, Template, Tokenizer, ToolCall
 from swerve.sandboxes import SandboxImage, SandboxPool
 
 
@@ -27,6 +27,16 @@ def sandbox(run, pool):
     sandbox = run(pool.start("plain"))
     yield sandbox
     run(sandbox.close())
+
+
+@pytest.fixture
+def do(run, toolbox):
+    """Has the test file's toolbox run a call; returns the observation."""
+
+    def do(name, **arguments):
+        return run(toolbox.run(ToolCall(name=name, arguments=arguments)))
+
+    return do
 
 
 @pytest.fixture(scope="session")

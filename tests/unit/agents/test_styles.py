@@ -3,7 +3,7 @@
 import pytest
 
 from swerve.agents import NUMBERED, STYLES, Toolbox
-from swerve.rendering import ToolCall, parse_tool_calls, render_call
+from swerve.rendering import parse_tool_calls, render_call
 
 LONG = "".join(f"line {i}\n" for i in range(1, 301))
 
@@ -12,14 +12,6 @@ LONG = "".join(f"line {i}\n" for i in range(1, 301))
 def toolbox(run, sandbox):
     run(sandbox.write_file("long.py", LONG))
     return Toolbox(sandbox, command_timeout_s=5.0, max_observation_characters=600, style=NUMBERED)
-
-
-@pytest.fixture
-def do(run, toolbox):
-    def do(name, **arguments):
-        return run(toolbox.run(ToolCall(name=name, arguments=arguments)))
-
-    return do
 
 
 @pytest.fixture

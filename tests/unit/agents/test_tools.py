@@ -16,14 +16,6 @@ def toolbox(run, sandbox):
 
 
 @pytest.fixture
-def do(run, toolbox):
-    def do(name, **arguments):
-        return run(toolbox.run(ToolCall(name=name, arguments=arguments)))
-
-    return do
-
-
-@pytest.fixture
 def edit(do):
     def edit(command, path="repair.py", **arguments):
         return do("str_replace_editor", command=command, path=path, **arguments)

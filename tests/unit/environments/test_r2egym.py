@@ -180,8 +180,8 @@ def test_nothing_that_tells_the_tests_is_within_the_agents_reach(
         commands = [
             # The interpreter of the guest lies below /run/host and comes from the machine.
             f"grep -raFl --exclude-dir=proc --exclude-dir=sys --exclude-dir=host {words} / 2>/dev/null; true",
-            "ls -d /r2e_tests /root/r2e_tests /testbed/r2e_tests /run_tests.sh /root/run_tests.sh 2>/dev/null; true",
-            "ls -d /testbed/run_tests.sh /testbed/expected_test_output.json /run/root 2>/dev/null; true",
+            "for d in / /root /testbed; do ls -d $d/r2e_tests $d/run_tests.sh 2>/dev/null; done; true",
+            "ls -d /testbed/expected_test_output.json /run/root 2>/dev/null; true",
             f"git cat-file -e {bench.fix} 2>/dev/null && echo there; git log --all --format=%s | grep -v begin; true",
             "for pid in 1 2; do cat /proc/$pid/mem /proc/$pid/environ /proc/$pid/maps 2>/dev/null; done; true",
         ]

@@ -145,7 +145,7 @@ def test_everybody_may_read_and_times_are_kept(tmp_path: Path) -> None:
     unpacked(docker(tmp_path / "a.tar", [data]), tmp_path / "a")
     modes = {path.name: path.stat().st_mode & 0o7777 for path in (tmp_path / "a").rglob("*")}
     assert modes == {"root": 0o755, "secret": 0o644, "bin": 0o755, "tool": 0o755, "dev": 0o755, "tmp": 0o1777}
-    assert (tmp_path / "a/root/secret").stat().st_mtime == 1_000_000_000
+    assert (tmp_path / "a" / "root" / "secret").stat().st_mtime == 1_000_000_000
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swerve.cli.benchmark_data import add_import_arguments, check_identity, run_import, verification_pool
-from swerve.cli.minting import add_mint_arguments, run_mint
+from swerve.cli.minting import add_mint_arguments, run_mint, save_files
 from swerve.config import cache_directory
 from swerve.telemetry import machine_faults
 from swerve.types import SwerveError
@@ -125,7 +125,7 @@ async def _grade_both(tasks: Sequence[Task], jobs: int, images: str) -> dict[str
 
 
 def _split(arguments: argparse.Namespace, tasks: Sequence[Task]) -> int:
-    from swerve.environments import hold_out, save_tasks
+    from swerve.environments import hold_out
 
     if not Path(arguments.tasks).is_file():
         raise SwerveError(f"tasks split {arguments.tasks}: name a task file; the shipped families are split already")
@@ -135,16 +135,10 @@ def _split(arguments: argparse.Namespace, tasks: Sequence[Task]) -> int:
     with machine_faults(arguments.out):
         arguments.out.mkdir(parents=True, exist_ok=True)
     name = Path(arguments.tasks).name
-    suffix = ".jsonl.xz" if name.endswith(".xz") else ".jsonl"
-    files = {}
-    for split, group in (("train", train), ("validation", validation)):
-        path = arguments.out / f"{name.removesuffix('.xz').removesuffix('.jsonl')}_{split}{suffix}"
-        save_tasks(path, group)
-        files[str(path)] = len(group)
-    if arguments.json:
-        print(json.dumps(files, indent=2))
-    else:
-        print("\n".join(f"{path}: {number} tasks" for path, number in files.items()))
+    stem, suffix = name.removesuffix(".xz").removesuffix(".jsonl"), ".jsonl.xz" if name.endswith(".xz") else ".jsonl"
+    splits = {"train": train, "validation": validation}
+    files = {arguments.out / f"{stem}_{split}{suffix}": group for split, group in splits.items()}
+    save_files(files, arguments.json)
     return 0
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from swerve.environments.functions.packages import Package, modules, packages, source_tree
+from swerve.environments.guest import GUEST_DIR
 from swerve.environments.tasks import REPAIR_FILE, gold_text
 from swerve.sandboxes import Mount, Sandbox, SandboxImage, read_files
 from swerve.types import Provenance, SwerveError, Task, Work
 
 FAMILY = "functions"
 HARNESS_FILE = Path(__file__).with_name("harness.py")
-RUNNER_DIR = Path(__file__).parent.parent / "guest"
 TREE_DIR = "/opt/package"
 """Where a package's source tree is mounted; hidden once the package is loaded."""
 
@@ -49,7 +49,7 @@ def package_image(package: Package, tests: Iterable[str] | None = None) -> Sandb
             "keep": keep,
         },
         mounts=(Mount(source=tree, target=TREE_DIR),),
-        python_paths=(RUNNER_DIR,),
+        python_paths=(GUEST_DIR,),
         distributions=("pytest", *package.requires),
         hide=(TREE_DIR,),
     )

@@ -37,7 +37,9 @@ from io import BufferedReader
 from typing import Any
 
 TESTBED = "/testbed"
-PLACES = ("", "/root", TESTBED)
+HOME = "/root"
+"""Of the user whom images were made by."""
+PLACES = ("", HOME, TESTBED)
 """Where images keep the script and the tests, in the order they are looked for."""
 SCRIPT, TESTS = "run_tests.sh", "r2e_tests"
 HIDDEN = (
@@ -62,7 +64,7 @@ _INTERNAL_ERROR = 3
 """What pytest ends with when it is itself at fault."""
 _MAX_LOG_BYTES = 16 << 20
 _SEARCH_PATH = (
-    "/testbed/.venv/bin:/root/.venv/bin:/root/.local/bin:/root/.cargo/bin:"
+    f"{TESTBED}/.venv/bin:{HOME}/.venv/bin:{HOME}/.local/bin:{HOME}/.cargo/bin:"
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m|\r")
@@ -250,8 +252,8 @@ def _set_environment() -> None:
     os.environ["PATH"] = _SEARCH_PATH
     os.environ.pop("PYTEST_DISABLE_PLUGIN_AUTOLOAD", None)
     os.environ.update(PAGER="cat", GIT_PAGER="cat", PIP_PROGRESS_BAR="off", TQDM_DISABLE="1")
-    if os.access("/root", os.R_OK | os.W_OK | os.X_OK):
-        os.environ["HOME"] = "/root"
+    if os.access(HOME, os.R_OK | os.W_OK | os.X_OK):
+        os.environ["HOME"] = HOME
 
 
 def _everywhere(names: tuple[str, ...]) -> list[str]:
@@ -285,7 +287,7 @@ def _remove(path: str, keep: str = "") -> None:
 def _find(name: str) -> str:
     found = _everywhere((name,))
     if not found:
-        raise RuntimeError(f"the image has no {name} in /, /root or {TESTBED}: it is none of R2E-Gym's")
+        raise RuntimeError(f"the image has no {name} in /, {HOME} or {TESTBED}: it is none of R2E-Gym's")
     return os.path.realpath(found[0])
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from swerve.environments.archives import canonical, extracted, fetch, installed
-from swerve.environments.functions.environment import RUNNER_DIR
 from swerve.environments.functions.mutations import parse
+from swerve.environments.guest import GUEST_DIR
 from swerve.environments.patches import apply_patch, patched_paths, split_lines
 from swerve.environments.repository.layout import Layout, inspect
 from swerve.sandboxes import Mount, Sandbox, SandboxImage
@@ -87,7 +87,7 @@ def release_image(release: Release) -> SandboxImage:
             "requires": names,
         },
         mounts=(Mount(source=release.tree, target=TREE_DIR),),
-        python_paths=(RUNNER_DIR, *([] if requirements is None else [requirements])),
+        python_paths=(GUEST_DIR, *([] if requirements is None else [requirements])),
         distributions=("pytest",),
         hide=(TREE_DIR,),
     )

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swerve.environments.archives import canonical, digest_of, extracted, fetch, resolve
+from swerve.environments.archives import canonical, extracted, fetch, resolve
 from swerve.environments.repository.environment import Release, load_release
 from swerve.environments.repository.layout import inspect
-from swerve.telemetry import write_atomic
+from swerve.telemetry import file_digest, write_atomic
 from swerve.types import SwerveError
 
 KINDS = ("mutation", "release")
@@ -110,7 +110,7 @@ def lock_package(wanted: WantedPackage, settings: FactorySettings) -> LockedPack
     """
     archive = fetch(f"{wanted.name}=={wanted.version}" if wanted.version else wanted.name)
     version = wanted.version or _version_of(archive)
-    sha256 = digest_of(archive)
+    sha256 = file_digest(archive)
     layout = inspect(extracted(archive, wanted.name, version, sha256))
     requires = resolve([*layout.requires, *wanted.requires])
     previous_version = previous_sha256 = ""
@@ -122,7 +122,7 @@ def lock_package(wanted: WantedPackage, settings: FactorySettings) -> LockedPack
             if wanted.previous_version:
                 raise
         else:
-            previous_version, previous_sha256 = _version_of(previous), digest_of(previous)
+            previous_version, previous_sha256 = _version_of(previous), file_digest(previous)
     return LockedPackage(
         name=wanted.name,
         version=version,
