@@ -12,6 +12,7 @@ from swerve.trainer.optimizer import Adam, AdamState, UpdateNumbers, learning_ra
 from swerve.trainer.programs import Program, execution_of, mesh_shape, plan_programs
 from swerve.trainer.state import TrainerState
 from swerve.trainer.stats import BatchStats, StepStats
+from swerve.trainer.synthetic import SyntheticShape, synthetic_groups, synthetic_lengths, with_random_advantages
 
 __all__ = [
     "Adam",
@@ -22,6 +23,7 @@ __all__ = [
     "Program",
     "SamplerTrainerGap",
     "StepStats",
+    "SyntheticShape",
     "TrainerState",
     "TrainingBatch",
     "UpdateNumbers",
@@ -32,4 +34,7 @@ __all__ = [
     "make_group",
     "mesh_shape",
     "plan_programs",
+    "synthetic_groups",
+    "synthetic_lengths",
+    "with_random_advantages",
 ]
