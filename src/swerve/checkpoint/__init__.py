@@ -6,6 +6,7 @@ read its data; and the reading of tensors by byte ranges and their writing as a 
 arrays and JSON and does not know what they mean.
 """
 
+from swerve.checkpoint.background import BackgroundWriter
 from swerve.checkpoint.data_position import DataPosition
 from swerve.checkpoint.files import CheckpointError, TornCheckpointError, read_manifest
 from swerve.checkpoint.storage import Directory, Location, open_directory, write_file
@@ -29,6 +30,7 @@ from swerve.checkpoint.tensor_files import (
 
 __all__ = [
     "Array",
+    "BackgroundWriter",
     "Buffer",
     "Checkpoint",
     "CheckpointError",

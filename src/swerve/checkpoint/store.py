@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from swerve.checkpoint.tensor_files import DTYPES
 from swerve.parallel import flatten_names, unflatten_names
 
 _FULL, _WEIGHTS = "step_", "weights_"
-_PARAMS, _OPTIMIZER, _HOST = "params.safetensors", "optimizer.safetensors", "host.json"
+_PARAMS, _OPTIMIZER, _HOST, _QUEUE = "params.safetensors", "optimizer.safetensors", "host.json", "queue.jsonl"
 
 
 class ForeignCheckpointError(CheckpointError):
@@ -44,7 +44,8 @@ class Checkpoint:
         step: Updates made.
         params: Nested dict of host arrays.
         optimizer: Nested dict of host arrays.
-        host: JSON object: data position, random state, queue, weights version, whatever the run needs to go on.
+        host: JSON object: data position, random state, weights version, whatever the run needs to go on.
+        queue: JSON objects: what was collected and not trained on yet.
         path: Where it lies.
     """
 
@@ -52,6 +53,7 @@ class Checkpoint:
     params: dict[str, Any]
     optimizer: dict[str, Any]
     host: dict[str, Any]
+    queue: tuple[dict[str, Any], ...]
     path: Path
 
 
@@ -94,6 +96,7 @@ class CheckpointStore:
         params: Mapping[str, Any],
         optimizer: Mapping[str, Any],
         host: Mapping[str, Any],
+        queue: Iterable[Mapping[str, Any]] = (),
         metric: float | None = None,
     ) -> Path:
         """Write all that exact resume needs, at once or not at all; then delete what is not kept.
@@ -103,6 +106,7 @@ class CheckpointStore:
             params: Nested mapping of arrays.
             optimizer: Nested mapping of arrays.
             host: JSON object.
+            queue: JSON objects: what was collected and not trained on yet.
             metric: By which the best are kept; higher is better.
 
         Returns:
@@ -116,6 +120,8 @@ class CheckpointStore:
             (directory / _PARAMS).write_bytes(_encode(params))
             (directory / _OPTIMIZER).write_bytes(_encode(optimizer))
             (directory / _HOST).write_bytes(json.dumps(host, indent=1, sort_keys=True).encode())
+            if lines := [json.dumps(record).encode() for record in queue]:
+                (directory / _QUEUE).write_bytes(b"\n".join(lines))
 
         return self._write(_FULL, step, write, metric)
 
@@ -289,8 +295,13 @@ def _read(directory: Path, manifest: Mapping[str, Any]) -> Checkpoint:
         params=_decode(read_verified(directory, _PARAMS, manifest)),
         optimizer=_decode(read_verified(directory, _OPTIMIZER, manifest)),
         host=json.loads(read_verified(directory, _HOST, manifest)),
+        queue=tuple(json.loads(line) for line in _lines(directory, manifest)),
         path=directory,
     )
+
+
+def _lines(directory: Path, manifest: Mapping[str, Any]) -> list[bytes]:
+    return read_verified(directory, _QUEUE, manifest).split(b"\n") if _QUEUE in manifest["files"] else []
 
 
 def _short(digest: str | None) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swerve.checkpoint import CheckpointStore, DataPosition
+from swerve.checkpoint import BackgroundWriter, CheckpointStore, DataPosition
 from swerve.cli.composition import (
     LoadedPolicy,
     TaskSets,
@@ -33,6 +33,8 @@ from swerve.telemetry import (
     file_digest,
     identity_digest,
     open_progress,
+    trajectory_from_json,
+    trajectory_to_json,
     write_json,
 )
 from swerve.types import SwerveError
@@ -66,10 +68,10 @@ def read_inputs(recipe: TrainRecipe) -> TrainingInputs:
     Raises:
         SwerveError: Something of it is at fault, or a setting asks for what this loop does not do.
     """
-    if recipe.training.max_trajectory_age != 0:
+    if recipe.training.max_trajectory_age > 1:
         raise SwerveError(
-            f"training.max_trajectory_age = {recipe.training.max_trajectory_age}: the in-process loop trains on "
-            "trajectories of the present weights only: set it to 0"
+            f"training.max_trajectory_age = {recipe.training.max_trajectory_age}: the in-process loop plays at most "
+            "one step ahead: set it to 1 or 0"
         )
     _check_kernels(recipe.execution)
     _check_offload(recipe.remat)
@@ -106,17 +108,21 @@ def _check_offload(section: Remat) -> None:
         )
 
 
-async def train(inputs: TrainingInputs, directory: RunDirectory, *, resume: bool) -> dict[str, Any]:
+async def train(
+    inputs: TrainingInputs, directory: RunDirectory, *, resume: bool, profiled: tuple[int, int] | None = None
+) -> dict[str, Any]:
     """Run a recipe to its end.
 
     Args:
         inputs: From `read_inputs`.
         directory: Of the run, held.
         resume: Go on from the directory's last checkpoint, where it has one.
+        profiled: First and last step to record a profile of; `None` for none.
 
     Returns:
         The summary, which has been written too.
     """
+    from swerve.cli.profiling import StepProfiler
     from swerve.orchestrator import LoopRoles, TrainingLoop
     from swerve.weights import WeightsPublisher
 
@@ -128,6 +134,7 @@ async def train(inputs: TrainingInputs, directory: RunDirectory, *, resume: bool
         recipe_digest=identity_digest(recipe),
         datasets={path.name: file_digest(path) for path in inputs.tasks.files},
         keep_last=recipe.checkpoint.keep,
+        keep_best=recipe.checkpoint.keep_best,
     )
     state = _restore(store, trainer, inputs) if resume else _fresh_state(inputs)
     progress = open_progress(recipe.telemetry.progress, recipe.training.num_steps, sys.stderr)
@@ -144,12 +151,23 @@ async def train(inputs: TrainingInputs, directory: RunDirectory, *, resume: bool
         engine, score=trainer.token_logprobs, probe_tokens=_probe_tokens(inputs), digests=False
     )
 
-    def save(state: LoopState) -> None:
+    writer = BackgroundWriter()
+    profiler = StepProfiler(directory.profile, *profiled) if profiled else None
+
+    def save(state: LoopState, worth: float | None) -> None:
         if recipe.checkpoint.full:
-            whole = trainer.state()
-            store.save(state.step, params=whole.params, optimizer=whole.optimizer, host=state.to_json())
+            whole, host = trainer.state(), state.to_json()
+            queue = [trajectory_to_json(one) for group in state.queue for one in group]
+            writer.submit(
+                lambda: store.save(
+                    state.step, params=whole.params, optimizer=whole.optimizer, host=host, queue=queue, metric=worth
+                )
+            )
         else:
-            store.save_weights(state.step, lambda path: save_policy(path, policy, trainer.params))
+            weights = trainer.weights()
+            writer.submit(
+                lambda: store.save_weights(state.step, lambda path: save_policy(path, policy, weights), metric=worth)
+            )
 
     tasks = [*inputs.tasks.train, *inputs.tasks.validation]
     with PeakMemory() as memory:
@@ -166,13 +184,18 @@ async def train(inputs: TrainingInputs, directory: RunDirectory, *, resume: bool
                         trajectories=log,
                         train_tasks=inputs.tasks.train,
                         validation_tasks=inputs.tasks.validation,
+                        profiler=profiler,
                     ),
                     state,
                     save,
                     started,
                 )
                 final = await loop.run()
+                writer.wait()
         finally:
+            writer.close()
+            if profiler:
+                profiler.close()
             metrics.close()
             if log is not None:
                 log.close()
@@ -224,7 +247,7 @@ def _restore(store: CheckpointStore, trainer: GrpoTrainer, inputs: TrainingInput
     present = trainer.state()
     checkpoint = store.load(like=(present.params, present.optimizer))
     trainer.restore(TrainerState(params=checkpoint.params, optimizer=checkpoint.optimizer, version=checkpoint.step))
-    return LoopState.from_json(checkpoint.host)
+    return LoopState.from_json(checkpoint.host, map(trajectory_from_json, checkpoint.queue))
 
 
 def _probe_tokens(inputs: TrainingInputs) -> Sequence[int]:

@@ -77,12 +77,23 @@ class Checkpoint:
     Attributes:
         every: Optimizer steps between checkpoints; 0 saves only the last one.
         keep: Most recent checkpoints kept; 0 keeps all.
-        full: Save the optimizer's state too, so that the run can be resumed from it; otherwise only weights.
+        keep_best: Checkpoints kept besides, those of the highest `best_by`.
+        best_by: What makes a checkpoint good: the mean `reward` of the episodes of its step, or `pass_at_1` of the
+            evaluation after it.
+        full: Save the optimizer's state too, so that the run can be resumed from it; otherwise only weights, whose
+            moment is on record: nothing is staged before the update that such a checkpoint holds.
     """
 
     every: CountOrZero = 1
     keep: CountOrZero = 2
+    keep_best: CountOrZero = 0
+    best_by: Literal["reward", "pass_at_1"] = "reward"
     full: bool = True
+
+    def contradictions(self) -> Contradictions:
+        """The best are chosen where some are deleted."""
+        yield from _without_effect(self, self.keep > 0, "keep = 0, which keeps all", "keep_best")
+        yield from _without_effect(self, self.keep_best > 0, "keep_best = 0", "best_by")
 
 
 # ------------------------------------------------------------------------------------------------------ training
@@ -495,11 +506,26 @@ class Training:
         num_steps: Optimizer steps.
         time_limit_s: Seconds after which no new step starts; `inf` sets none.
         max_trajectory_age: Optimizer steps by which a trajectory's oldest token may lag behind the weights it trains.
+            With 1, the next step's episodes are played while this step trains.
+        pipelined: Pack the next step's first micro-batch while this step's last one computes.
+        staged: Copy it to the devices too, before this step's update; not where this step's checkpoint is timed.
     """
 
     num_steps: Count = 30
     time_limit_s: Seconds = float("inf")
     max_trajectory_age: CountOrZero = 0
+    pipelined: bool = False
+    staged: bool = False
+
+    def contradictions(self) -> Contradictions:
+        """What is done ahead of time has something to be done with."""
+        if self.staged and not self.pipelined:
+            yield "staged", "needs pipelined = true: a micro-batch is packed before it is copied"
+        if self.pipelined and not self.max_trajectory_age:
+            yield (
+                "pipelined",
+                "needs max_trajectory_age = 1: without it the next step's episodes are played after this step's update",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -589,6 +615,8 @@ class TrainRecipe:
                 "a trajectory is never cut to fit a row",
             )
         yield from self._uneven_mesh()
+        if self.checkpoint.best_by == "pass_at_1" and not self.evaluation.every:
+            yield "checkpoint.best_by", "needs evaluation.every above 0: no checkpoint on the way is evaluated"
         granted = max(self.agent.command_timeout_s, self.agent.test_timeout_s)
         if self.sandbox.cpu_s < granted:
             yield (

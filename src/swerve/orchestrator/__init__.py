@@ -5,13 +5,16 @@ bounds how old a trajectory may be when it is trained on, and accounts for every
 """
 
 from swerve.orchestrator.loop import EVALUATION_SEED, TrainingLoop, evaluation_settings, training_settings
-from swerve.orchestrator.roles import LoopRoles
+from swerve.orchestrator.roles import LoopRoles, Profiler
 from swerve.orchestrator.state import LoopState
+from swerve.orchestrator.stepper import Stepper
 
 __all__ = [
     "EVALUATION_SEED",
     "LoopRoles",
     "LoopState",
+    "Profiler",
+    "Stepper",
     "TrainingLoop",
     "evaluation_settings",
     "training_settings",

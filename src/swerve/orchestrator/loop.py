@@ -1,27 +1,37 @@
-"""The synchronous reinforcement-learning loop.
+"""The reinforcement-learning loop.
 
-    tasks in order --> collect (engine + sandboxes) --> groups --> trainer.step --> refit --> metrics --> checkpoint
-          ^                                                                                                  |
-          +------------------------------------------ next step <--------------------------------------------+
+    tasks in order --> collect (engine + sandboxes) --> groups --> train --> hand over --> metrics --> checkpoint
+          ^                                                                                               |
+          +------------------------------------------ next step <-----------------------------------------+
 
-Every trajectory is sampled by the weights it trains, so its age is 0. What a step draws follows from the recipe's
-seed and the step's number alone, so a run that was stopped anywhere goes on from its last checkpoint as if it had not
-been. An evaluation's outcome is part of the state: one that is done is not done again.
+With `training.max_trajectory_age` 0 every trajectory is sampled by the weights it trains. With 1 the episodes of the
+next step are played while this step trains, by the weights before its update; the update is handed over when they are
+done, so every trajectory is of one version, and one update old when it is trained on:
+
+    engine    episodes of k+1 by weights k-1         | episodes of k+2 by weights k           |
+    trainer   train k ................. -> weights k | train k+1 ............ -> weights k+1  |
+                                                     ^ hand-over
+
+What a step draws follows from the recipe's seed and the step's number alone, so a run that was stopped anywhere goes
+on from its last checkpoint as if it had not been: a checkpoint holds the episodes that were played ahead, and an
+evaluation that is done is not done again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from swerve.config import TrainRecipe
 from swerve.evaluation import EvalReport, evaluate
 from swerve.orchestrator.roles import LoopRoles
-from swerve.orchestrator.state import LoopState
+from swerve.orchestrator.state import Attempts, LoopState
+from swerve.orchestrator.stepper import Stepper
 from swerve.rollout import (
     EpisodeSettings,
     ProgressCallback,
@@ -46,7 +56,7 @@ class TrainingLoop:
         recipe: What to do.
         roles: Whom to do it with.
         state: Where to begin; a fresh one, or that of a checkpoint.
-        save: Keeps the state after a step: called with the trainer at rest.
+        save: Keeps the state after a step, and what it is worth if that is known: called with the trainer at rest.
         started: `time.perf_counter()` when the run, or its resumption, began; now by default.
     """
 
@@ -55,15 +65,28 @@ class TrainingLoop:
         recipe: TrainRecipe,
         roles: LoopRoles,
         state: LoopState,
-        save: Callable[[LoopState], None],
+        save: Callable[[LoopState, float | None], None],
         started: float | None = None,
     ) -> None:
         self._recipe = recipe
         self._roles = roles
         self._state = state
         self._save = save
-        self._phases = PhaseTimer()
+        profiler = roles.profiler
+        self._phases = PhaseTimer(annotate=profiler.annotate) if profiler else PhaseTimer()
         self._throughput = ThroughputMeter()
+        settings = recipe.training
+        self._stepper = Stepper(
+            roles.trainer,
+            self._phases,
+            pipelined=settings.pipelined,
+            staged=settings.staged,
+            say=roles.progress.say,
+        )
+        self._ahead: asyncio.Future[Attempts] | None = None
+        self._notes: list[str] = []
+        self._last_reward: float | None = None
+        self._row_began = time.perf_counter()
         self._started = time.perf_counter() if started is None else started
         self._seconds_before = state.seconds
         self._rewarded = asyncio.Event()
@@ -83,7 +106,7 @@ class TrainingLoop:
             SwerveError: Sampler and trainer disagree, or an update was refused.
             MachineError: No episode of a task, or of a step or an evaluation, could be played.
         """
-        recipe, last = self._recipe, self._recipe.training.num_steps
+        recipe = self._recipe
         compiling = asyncio.create_task(self._compile_ahead(), name="compile the trainer")
         try:
             if recipe.evaluation.before and self._state.step == 0:
@@ -93,17 +116,33 @@ class TrainingLoop:
         finally:
             compiling.cancel()
             await asyncio.wait([compiling])
+        self._begin_row()
+        try:
+            await self._train()
+        finally:
+            self._tell_notes()
+            self._stepper.stop()
+            if self._ahead:
+                self._ahead.cancel()
+                await asyncio.wait([self._ahead])
+        if recipe.evaluation.after:
+            await self._evaluate()
+        self._checkpoint()
+        return self._state
+
+    async def _train(self) -> None:
+        recipe, last = self._recipe, self._recipe.training.num_steps
         while self._state.step < last and self._seconds() < recipe.training.time_limit_s:
             await self._step()
             every = recipe.evaluation.every
             if every and self._state.step % every == 0 and self._state.step < last:
                 await self._evaluate()
-            if recipe.checkpoint.every and self._state.step % recipe.checkpoint.every == 0:
+            if self._checkpoint_follows(self._state.step):
                 self._checkpoint()
-        if recipe.evaluation.after:
-            await self._evaluate()
-        self._checkpoint()
-        return self._state
+
+    def _checkpoint_follows(self, step: int) -> bool:
+        every = self._recipe.checkpoint.every
+        return bool(every) and step % every == 0
 
     async def _compile_ahead(self) -> None:
         """Have the trainer's programs ready when the first step is, without delaying the first reward."""
@@ -114,43 +153,107 @@ class TrainingLoop:
     # ------------------------------------------------------------------------------------------------- one step
 
     async def _step(self) -> None:
-        self._phases.lap()
-        self._throughput.interval()
-        start = time.perf_counter()
-        number = self._state.step + 1
-        groups_of = self._recipe.rollout
-        indices, position = self._state.position.take(groups_of.prompts_per_step)
-        tasks = [self._roles.train_tasks[index] for index in indices]
-        with self._phases.phase("collect"):
-            attempts = await collect(
-                tasks,
-                groups_of.generations_per_prompt,
-                roles=self._roles.episode,
-                settings=training_settings(self._recipe),
-                seed=self._recipe.run.seed,
-                step=number,
-                retries=groups_of.retries,
-                on_progress=self._progress(f"episodes of step {number}"),
-            )
+        number, trainer = self._state.step + 1, self._roles.trainer
+        if self._roles.profiler:
+            with self._phases.phase("profile"):
+                self._roles.profiler.begin_step(number)
+        attempts = self._state.queue or await self._play(number)
+        self._play_ahead(number + 1)
+        batch = self._stepper.prepared or self._prepare(attempts)
+        self._stepper.begin(batch)
+        self._tell_notes()  # of the step before: the devices are busy now
         trajectories = [one for group in attempts for one in group]
-        self._log_trajectories(number, "train", trajectories)
-        check_played(f"step {number}", attempts)
-        stats, batch = self._train(attempts)
-        with self._phases.phase("refit"):
-            self._roles.publisher.publish(self._roles.trainer.params, self._roles.trainer.version)
-        self._state = dataclasses.replace(self._state, step=number, position=position)
-        self._report(stats, batch, trajectories, time.perf_counter() - start)
+        with self._phases.phase("log"):
+            self._log_trajectories(number, "train", trajectories)
+        stats = await self._finish(number)
+        queue = await self._played_ahead(number + 1)
+        with self._phases.phase("hand_over"):
+            self._roles.publisher.publish(trainer.params, trainer.version)
+        _, position = self._state.position.take(self._recipe.rollout.prompts_per_step)
+        self._state = dataclasses.replace(self._state, step=number, position=position, queue=queue)
+        self._last_reward = stats.batch.reward_mean
+        self._report(stats, batch, trajectories)
 
-    def _train(self, attempts: Sequence[Sequence[Trajectory]]) -> tuple[StepStats, TrainingBatch]:
-        trainer, algorithm = self._roles.trainer, self._recipe.algorithm
-        with self._phases.phase("train"):
-            groups = [make_group(group, algorithm.advantage) for group in attempts]
-            batch = trainer.prepare(groups)
-            if not self._state.gap_checked:
-                with self._phases.phase("compare"):
-                    self._compare([one for group in attempts for one in group])
-            rate = learning_rate_at(self._recipe.optimizer, self._state.step)
-            return trainer.step(batch, learning_rate=rate), batch
+    async def _finish(self, number: int) -> StepStats:
+        """The rest of a step's training, in a thread of its own where episodes are played meanwhile."""
+        finish = functools.partial(
+            self._stepper.finish,
+            learning_rate_at(self._recipe.optimizer, self._state.step),
+            self._following,
+            checkpoint_is_timed=not self._recipe.checkpoint.full and self._checkpoint_follows(number),
+        )
+        return await asyncio.to_thread(finish) if self._ahead else finish()
+
+    def _following(self) -> TrainingBatch | None:
+        """The next step's batch, if its episodes have all been played."""
+        if self._ahead is None or not self._ahead.done() or self._ahead.cancelled() or self._ahead.exception():
+            return None
+        groups = [make_group(group, self._recipe.algorithm.advantage) for group in self._ahead.result()]
+        if not any(one.status.is_valid_sample for group in groups for one in group.trajectories):
+            return None  # told when they are to be trained on
+        return self._roles.trainer.prepare(groups, ahead=1)
+
+    def _prepare(self, attempts: Attempts) -> TrainingBatch:
+        with self._phases.phase("pack"):
+            groups = [make_group(group, self._recipe.algorithm.advantage) for group in attempts]
+            batch = self._roles.trainer.prepare(groups)
+        if not self._state.gap_checked:
+            with self._phases.phase("compare"):
+                self._compare([one for group in attempts for one in group])
+        return batch
+
+    # ---------------------------------------------------------------------------------------------------- episodes
+
+    async def _play(self, number: int) -> Attempts:
+        """Play the episodes of a step now.
+
+        Raises:
+            MachineError: They could not be played.
+        """
+        self._tell_notes()
+        with self._phases.phase("collect"):
+            return self._checked(number, await self._episodes(number))
+
+    def _play_ahead(self, number: int) -> None:
+        """Begin to play the episodes of the next step, where they may be one update old."""
+        if self._recipe.training.max_trajectory_age and number <= self._recipe.training.num_steps:
+            self._ahead = asyncio.ensure_future(self._episodes(number))
+
+    async def _played_ahead(self, number: int) -> Attempts:
+        """Wait for the episodes of the next step, if they are being played; raises as `_play` does."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return ()
+        with self._phases.phase("collect"):
+            return self._checked(number, await ahead)
+
+    def _checked(self, number: int, attempts: Attempts) -> Attempts:
+        try:
+            check_played(f"step {number}", attempts)
+        except MachineError:
+            self._log_trajectories(number, "train", [one for group in attempts for one in group])
+            raise
+        return attempts
+
+    def _episodes(self, number: int) -> Awaitable[Attempts]:
+        if self._roles.replay:
+            return self._roles.replay(number)
+        settings, position = self._recipe.rollout, self._state.position
+        indices: Sequence[int] = ()
+        for _ in range(number - self._state.step):
+            indices, position = position.take(settings.prompts_per_step)
+        return collect(
+            [self._roles.train_tasks[index] for index in indices],
+            settings.generations_per_prompt,
+            roles=self._roles.episode,
+            settings=training_settings(self._recipe),
+            seed=self._recipe.run.seed,
+            step=number,
+            retries=settings.retries,
+            on_progress=self._progress(f"episodes of step {number}"),
+        )
+
+    # --------------------------------------------------------------------------------------------------- reporting
 
     def _compare(self, trajectories: Sequence[Trajectory]) -> None:
         """Before the first update: the sampler's log-probabilities are the trainer's, or the run stops."""
@@ -162,9 +265,8 @@ class TrainingLoop:
             f"(largest {gap.max:.1e})"
         )
 
-    def _report(
-        self, stats: StepStats, batch: TrainingBatch, trajectories: Sequence[Trajectory], seconds: float
-    ) -> None:
+    def _report(self, stats: StepStats, batch: TrainingBatch, trajectories: Sequence[Trajectory]) -> None:
+        """Log a step's numbers: its time is all that has passed since the row before, evaluations apart."""
         self._throughput.add("tokens", sum(one.tokens.size for one in trajectories))
         self._throughput.add("slots_with_padding", batch.packed.stats.num_slots)
         numbers: dict[str, Any] = {
@@ -173,14 +275,26 @@ class TrainingLoop:
             "num_failed_episodes": stats.batch.num_invalid,
             **_guard_metrics(trajectories),
             **self._throughput.interval(),
-            "step_s": seconds,
+            "step_s": time.perf_counter() - self._row_began,
         }
-        numbers.update({f"phase_s/{name}": value for name, value in self._phases.lap().items()})
-        self._roles.metrics.log(stats.step, numbers)
+        numbers.update({f"phase_s/{name}": value for name, value in self._begin_row().items()})
+        with self._phases.phase("log"):
+            self._roles.metrics.log(stats.step, numbers)
         if warning := tool_call_warning(trajectories):
-            self._roles.progress.say(f"warning: {warning}")
+            self._notes.append(f"warning: {warning}")
         if any(one.requests is not None for one in trajectories) and (notes := guard_notes(trajectories)):
-            self._roles.progress.say(f"outside agents in step {stats.step}: {', '.join(notes)}")
+            self._notes.append(f"outside agents in step {stats.step}: {', '.join(notes)}")
+
+    def _begin_row(self) -> dict[str, float]:
+        """Start the clocks of a row of metrics; returns the seconds of each phase of the row that ends."""
+        self._row_began = time.perf_counter()
+        self._throughput.interval()
+        return self._phases.lap()
+
+    def _tell_notes(self) -> None:
+        notes, self._notes = self._notes, []
+        for note in notes:
+            self._roles.progress.say(note)
 
     # ------------------------------------------------------------------------------------------------ evaluation
 
@@ -209,7 +323,8 @@ class TrainingLoop:
         check_played(f"evaluation after step {step}", [kept_in_order])
         summary = report.summary()
         self._state = dataclasses.replace(self._state, evaluations={**self._state.evaluations, step: summary})
-        self._roles.metrics.log(step, evaluation_metrics(report))
+        seconds = self._begin_row()["evaluate"]
+        self._roles.metrics.log(step, evaluation_metrics(report) | {"evaluation_s": seconds})
         if not report.complete:
             self._roles.progress.say(
                 f"warning: {report.error_attempts + report.missing_attempts} of {report.expected_attempts} attempts "
@@ -239,7 +354,14 @@ class TrainingLoop:
     def _checkpoint(self) -> None:
         self._state = dataclasses.replace(self._state, seconds=self._seconds())
         with self._phases.phase("checkpoint"):
-            self._save(self._state)
+            self._save(self._state, self._worth())
+
+    def _worth(self) -> float | None:
+        """What `checkpoint.best_by` says of the present weights; `None` where it is not known."""
+        if self._recipe.checkpoint.best_by == "reward":
+            return self._last_reward
+        evaluation = self._state.evaluations.get(self._state.step)
+        return evaluation["pass_at_k"].get("1") if evaluation else None
 
     def _seconds(self) -> float:
         """Seconds of this run, those before a resume included."""

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
+from swerve.orchestrator.state import Attempts
 from swerve.rollout import EpisodeRoles
 from swerve.telemetry import Metrics, Progress, TrajectoryLog
 from swerve.trainer import GrpoTrainer
 from swerve.types import Task
 from swerve.weights import WeightsPublisher
+
+
+class Profiler(Protocol):
+    """Records what the devices do in some steps."""
+
+    def begin_step(self, step: int) -> None:
+        """Starts, goes on, or ends, as this step wants it."""
+        ...
+
+    def annotate(self, name: str) -> AbstractContextManager[object]:
+        """Marks a block of the calling thread in the recording."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +40,8 @@ class LoopRoles:
         trajectories: Keeps every episode, unless `None`.
         train_tasks: In training order.
         validation_tasks: Held out.
+        profiler: Records some steps, unless `None`.
+        replay: Gives the recorded episodes of a step, by its number, in place of playing some.
     """
 
     episode: EpisodeRoles
@@ -35,3 +52,5 @@ class LoopRoles:
     trajectories: TrajectoryLog | None
     train_tasks: Sequence[Task]
     validation_tasks: Sequence[Task]
+    profiler: Profiler | None = None
+    replay: Callable[[int], Awaitable[Attempts]] | None = None

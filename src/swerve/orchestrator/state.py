@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from swerve.checkpoint import DataPosition
-from swerve.types import SwerveError
+from swerve.types import SwerveError, Trajectory
+
+Attempts: TypeAlias = Sequence[Sequence[Trajectory]]
+"""Episodes by task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +25,7 @@ class LoopState:
         gap_checked: Sampler and trainer have been compared.
         first_reward_s: Seconds from the start of training to the first reward, or `None`.
         seconds: Seconds the run has taken, those before a resume included.
+        queue: Attempts at the next step's tasks, by task, where they were played already; kept apart from the rest.
     """
 
     step: int = 0
@@ -29,9 +34,10 @@ class LoopState:
     gap_checked: bool = False
     first_reward_s: float | None = None
     seconds: float = 0.0
+    queue: Attempts = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The state as JSON values."""
+        """The state as JSON values, without the queue."""
         return {
             "step": self.step,
             "position": self.position.to_json(),
@@ -42,13 +48,17 @@ class LoopState:
         }
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> LoopState:
+    def from_json(cls, values: Mapping[str, Any], queue: Iterable[Trajectory] = ()) -> LoopState:
         """The state of JSON values made by `to_json`.
+
+        Args:
+            values: The values.
+            queue: Attempts at the next step's tasks, those at one task one after the other.
 
         Raises:
             SwerveError: A key is missing or unknown.
         """
-        names = set(cls.__dataclass_fields__)
+        names = set(cls.__dataclass_fields__) - {"queue"}
         if odd := sorted(names ^ values.keys()):
             raise SwerveError(f"state of a run: key {odd[0]} is missing or unknown: it is of another release")
         return cls(
@@ -58,4 +68,5 @@ class LoopState:
             gap_checked=values["gap_checked"],
             first_reward_s=values["first_reward_s"],
             seconds=values["seconds"],
+            queue=tuple(tuple(group) for _, group in itertools.groupby(queue, key=lambda one: one.task_id)),
         )

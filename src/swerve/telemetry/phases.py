@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 OTHER = "other"
 """The phase of every second that no other phase claims."""
@@ -16,13 +17,19 @@ class PhaseTimer:
     driver waits for it.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        annotate: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> None:
         """Starts the first lap.
 
         Args:
             clock: Monotonic seconds.
+            annotate: Marks a block with the phase's name, for example in a profiler's trace.
         """
         self._clock = clock
+        self._annotate = annotate
         self._stack: list[str] = []
         self._seconds: dict[str, float] = {}
         self._since = clock()
@@ -42,7 +49,8 @@ class PhaseTimer:
         self._settle()
         self._stack.append(name)
         try:
-            yield
+            with self._annotate(name):
+                yield
         finally:
             self._settle()
             self._stack.pop()

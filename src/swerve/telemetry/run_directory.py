@@ -6,6 +6,7 @@ metrics.jsonl       one line per step
 trajectories.jsonl  every episode
 tensorboard/        the metrics again
 checkpoints/        state to resume from
+profile/            what the devices did in some steps, where that was asked for
 summary.json        the outcome; present only once the run is complete
 """
 
@@ -62,6 +63,11 @@ class RunDirectory:
     def tensorboard(self) -> Path:
         """Folder of the TensorBoard event files."""
         return self.path / "tensorboard"
+
+    @property
+    def profile(self) -> Path:
+        """Folder of a profile of some steps."""
+        return self.path / "profile"
 
     @property
     def checkpoints(self) -> Path:

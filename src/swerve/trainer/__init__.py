@@ -7,7 +7,13 @@ number of the step means. It does not know where trajectories come from, where w
 
 from swerve.trainer.batch import TrainingBatch, make_batch, make_group
 from swerve.trainer.gap import SamplerTrainerGap, check_gap
-from swerve.trainer.grpo import GrpoTrainer, NonFiniteGradientError
+from swerve.trainer.grpo import (
+    GrpoTrainer,
+    NonFiniteGradientError,
+    PlacedMicroBatch,
+    StagingRefusedError,
+    UpdateDeferredError,
+)
 from swerve.trainer.optimizer import Adam, AdamState, UpdateNumbers, learning_rate_at
 from swerve.trainer.programs import Program, execution_of, mesh_shape, plan_programs
 from swerve.trainer.state import TrainerState
@@ -20,12 +26,15 @@ __all__ = [
     "BatchStats",
     "GrpoTrainer",
     "NonFiniteGradientError",
+    "PlacedMicroBatch",
     "Program",
     "SamplerTrainerGap",
+    "StagingRefusedError",
     "StepStats",
     "SyntheticShape",
     "TrainerState",
     "TrainingBatch",
+    "UpdateDeferredError",
     "UpdateNumbers",
     "check_gap",
     "execution_of",

@@ -1,8 +1,16 @@
 """The GRPO trainer: one forward and backward pass per micro-batch, one division and one update per batch.
 
     prepare(groups) -> batch            host: advantages are given, rows are packed
-    accumulate(micro_batch), ...        device: gradient of the numerator and sums, added up in float32
+    begin(batch)                        host: the batch is of these weights
+    place(micro_batch) -> placed        copied to the devices by a thread of its own
+    accumulate(placed), ...             device: gradient of the numerator and sums, added up in float32
     update(learning_rate)               device: divide by the count, clip, Adam
+
+An update may be held back, so that the next batch's first micro-batch is on its way to the devices before it:
+
+    defer_update(learning_rate)         nothing but the two calls below is answered from here on
+    stage(micro_batch) -> placed        of the next batch
+    finish_update()                     the update
 
 The parameters, the moments and the accumulated gradient are donated to the programs that replace them, so each exists
 once; take a copy of `params` (or call `state`) to keep what an update would consume. Both programs have one shape each
@@ -11,9 +19,11 @@ and compile once.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +34,37 @@ from swerve.config.schema import Algorithm, Optimizer
 from swerve.trainer.batch import TrainingBatch, check_routing, make_batch
 from swerve.trainer.gap import SamplerTrainerGap, measure_gap
 from swerve.trainer.objective import Sums, check_algorithm
-from swerve.trainer.optimizer import Adam, AdamState, Params
+from swerve.trainer.optimizer import Adam, AdamState, Params, UpdateNumbers
 from swerve.trainer.programs import Accumulated, DeviceBatch, Objective, Programs
 from swerve.trainer.state import TrainerState, adopt, copy_params, to_host
 from swerve.trainer.stats import BatchStats, StepStats, step_stats
 from swerve.types import Float32Array, Group, PackedMicroBatch, SwerveError, Trajectory
 
+Put: TypeAlias = Callable[[Mapping[str, Any], Any], Mapping[str, Any]]
+"""Copies host arrays to where a sharding says, as `jax.device_put` does."""
+
 
 class NonFiniteGradientError(SwerveError):
     """The gradient held an infinity or a NaN; the step was refused and nothing changed."""
+
+
+class UpdateDeferredError(SwerveError):
+    """The trainer holds an update back and was asked for something that has to wait for it."""
+
+
+class StagingRefusedError(SwerveError):
+    """The trainer did not take a micro-batch ahead of time; send it when its turn comes."""
+
+
+class PlacedMicroBatch:
+    """A micro-batch that is on the devices, or on its way."""
+
+    def __init__(self, copied: Future[DeviceBatch]) -> None:
+        self._copied = copied
+
+    def wait(self) -> DeviceBatch:
+        """Return it as soon as it is there; raises what went wrong on the way."""
+        return self._copied.result()
 
 
 class _Unsettled(NamedTuple):
@@ -40,6 +72,14 @@ class _Unsettled(NamedTuple):
 
     batch: DeviceBatch
     dropped: jax.Array
+
+
+class _Due(NamedTuple):
+    """An update that is held back."""
+
+    learning_rate: float
+    batch: BatchStats
+    start: float
 
 
 class GrpoTrainer:
@@ -62,6 +102,7 @@ class GrpoTrainer:
         parameter_dtype: Type in which the weights are kept.
         activation_dtype: Type of the activations.
         version: Updates that the starting weights have had.
+        put: Copies a micro-batch's arrays to the devices.
     """
 
     def __init__(
@@ -83,6 +124,7 @@ class GrpoTrainer:
         parameter_dtype: str = "float32",
         activation_dtype: str = "float32",
         version: int = 0,
+        put: Put = jax.device_put,
     ) -> None:
         check_algorithm(algorithm)
         if algorithm.skip_zero_advantage and router_aux_coefficient:
@@ -118,12 +160,16 @@ class GrpoTrainer:
         self._accumulated: Accumulated | None = None
         self._unsettled: _Unsettled | None = None
         self._num_replays = 0
+        self._due: _Due | None = None
+        self._put = put
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="copy-to-devices")
 
     # ---------------------------------------------------------------------------------------------- properties
 
     @property
     def params(self) -> Params:
         """The weights as they are, on the device; the next update consumes these arrays."""
+        self._refuse_while_deferred("its weights")
         return self._params
 
     @property
@@ -143,7 +189,8 @@ class GrpoTrainer:
 
         It may run in a thread of its own while the trainer is not used otherwise.
         """
-        programs, padding = self._programs, self._to_device(self._untrained(()))
+        self._refuse_while_deferred("a rehearsal")
+        programs, padding = self._programs, self._on_device(self._untrained(()))
         nothing = Accumulated(programs.zeros(self._params), Sums.zero())
         accumulated, _ = programs.accumulate(self._params, self._reference, nothing, padding)
         if programs.may_drop:
@@ -152,14 +199,15 @@ class GrpoTrainer:
         programs.score(self._params, padding, jnp.float32(self._objective.temperature))
         jax.block_until_ready(programs.update(*copies, accumulated, jnp.float32(0.0)))
 
-    def prepare(self, groups: Sequence[Group]) -> TrainingBatch:
-        """Pack a step's groups for the weights as they are. Host work only.
+    def prepare(self, groups: Sequence[Group], *, ahead: int = 0) -> TrainingBatch:
+        """Pack a step's groups. Host work only, at any time.
 
         Args:
             groups: The step's groups.
+            ahead: Updates that the weights will have had by then, beyond those they have had.
 
         Returns:
-            The batch, for `step`.
+            The batch, for `step` or `begin`.
 
         Raises:
             SwerveError: See `make_batch`; or an attempt's recorded routing is not of this model.
@@ -172,7 +220,7 @@ class GrpoTrainer:
             context_length=self._objective.context_length,
             row_length=self._row_length,
             rows_per_micro_batch=self._rows_per_micro_batch,
-            weights_version=self._version,
+            weights_version=self._version + ahead,
         )
 
     def step(self, batch: TrainingBatch, *, learning_rate: float) -> StepStats:
@@ -189,37 +237,74 @@ class GrpoTrainer:
             NonFiniteGradientError: Nothing changed.
             SwerveError: The batch was made for other weights, or its filters left no token. Nothing changed.
         """
+        start = time.perf_counter()
+        self.begin(batch)
+        for micro_batch in batch.packed.micro_batches:
+            placed = self.place(micro_batch)
+            self.wait()
+            self.accumulate(placed)
+        return self.update(learning_rate, batch.stats, start)
+
+    def begin(self, batch: TrainingBatch) -> None:
+        """Start a batch with what its skipped sequences add; drops what was accumulated before.
+
+        Args:
+            batch: From `prepare`, of the present weights.
+
+        Raises:
+            SwerveError: The batch was made for other weights.
+        """
+        self._refuse_while_deferred("another batch")
         if batch.weights_version != self._version:
             raise SwerveError(
                 f"the batch was made for weights version {batch.weights_version}, the trainer is at {self._version}: "
                 f"prepare it anew"
             )
-        start = time.perf_counter()
         skipped = batch.stats.num_skipped_seqs, batch.stats.num_skipped_tokens
         self._begin(Sums.of_skipped(*skipped, self._objective.algorithm.normaliser))
-        for micro_batch in batch.packed.micro_batches:
-            # Laid out while the device was busy, handed over when it is not: two in flight need twice the memory.
-            jax.block_until_ready(self._accumulated)
-            self.accumulate(micro_batch)
-        return self.update(learning_rate, batch.stats, start)
 
-    def accumulate(self, micro_batch: PackedMicroBatch) -> None:
-        """Add a micro-batch's gradient and sums; returns before the device has computed them.
+    def place(self, micro_batch: PackedMicroBatch) -> PlacedMicroBatch:
+        """Copy a micro-batch to the devices; returns once the copy has begun.
 
         Args:
             micro_batch: Of the trainer's shape.
+
+        Raises:
+            SwerveError: It has another shape.
         """
+        self._check_shape(micro_batch)
+        begun = threading.Event()
+
+        def copy() -> DeviceBatch:
+            begun.set()
+            return self._to_device(micro_batch)
+
+        copied = self._copier.submit(copy)
+        begun.wait()
+        return PlacedMicroBatch(copied)
+
+    def wait(self) -> None:
+        """Return when the devices are through with what was accumulated: two programs at once need twice the memory."""
+        jax.block_until_ready(self._accumulated)
+
+    def accumulate(self, micro_batch: PackedMicroBatch | PlacedMicroBatch) -> None:
+        """Add a micro-batch's gradient and sums; returns before the device has computed them.
+
+        Args:
+            micro_batch: Of the trainer's shape; from `place`, or copied here and now.
+        """
+        self._refuse_while_deferred("another micro-batch")
         if self._accumulated is None:
             self._begin(Sums.zero())
         self._settle()
-        batch = self._to_device(micro_batch)
+        placed = isinstance(micro_batch, PlacedMicroBatch)
+        batch = micro_batch.wait() if placed else self._on_device(micro_batch)
         assert self._accumulated is not None
         self._accumulated, dropped = self._programs.accumulate(self._params, self._reference, self._accumulated, batch)
         if self._programs.may_drop:
             self._unsettled = _Unsettled(batch, dropped)
 
     def _begin(self, sums: Sums) -> None:
-        """Start a batch with what its skipped sequences add."""
         self._accumulated = Accumulated(self._programs.zeros(self._params), sums)
         self._unsettled = None
         self._num_replays = 0
@@ -248,36 +333,77 @@ class GrpoTrainer:
             NonFiniteGradientError: Nothing changed.
             SwerveError: Nothing was accumulated, or no token was left to train on. Nothing changed.
         """
+        self.defer_update(learning_rate, batch, start)
+        return self.finish_update()
+
+    def defer_update(self, learning_rate: float, batch: BatchStats, start: float) -> None:
+        """Declare a batch complete and hold its update back; for arguments and errors see `update`."""
+        self._refuse_while_deferred("a second update")
+        if self._accumulated is None:
+            raise SwerveError("nothing to update with: no micro-batch was accumulated")
+        self._due = _Due(learning_rate, batch, start)
+
+    def stage(self, micro_batch: PackedMicroBatch) -> PlacedMicroBatch:
+        """Take the next batch's first micro-batch while an update is held back; returns once its copy has begun.
+
+        Args:
+            micro_batch: Of the trainer's shape.
+
+        Raises:
+            StagingRefusedError: It was not taken, and nothing has happened.
+        """
+        if self._due is None:
+            raise StagingRefusedError("no update is held back: a micro-batch is staged between a batch and its update")
+        try:
+            return self.place(micro_batch)
+        except (SwerveError, RuntimeError) as error:  # another shape; no thread to be had
+            raise StagingRefusedError(f"the micro-batch was not taken: {error}") from error
+
+    def finish_update(self) -> StepStats:
+        """Apply the update that was held back; for what it returns and raises see `update`."""
+        due, self._due = self._due, None
+        if due is None:
+            raise SwerveError("no update is held back: call defer_update first")
         self._settle()
         accumulated, self._accumulated = self._accumulated, None
-        if accumulated is None:
-            raise SwerveError("nothing to update with: no micro-batch was accumulated")
-        sums = jax.device_get(accumulated.sums)
+        assert accumulated is not None
+        self._params, self._moments, numbers = self._programs.update(
+            self._params, self._moments, accumulated, jnp.float32(due.learning_rate)
+        )
+        sums, numbers = jax.device_get((accumulated.sums, numbers))
+        self._check_update(sums, numbers, due.batch)
+        self._version += 1
+        seconds = time.perf_counter() - due.start
+        return step_stats(self._version, due.learning_rate, sums, numbers, due.batch, self._num_replays, seconds)
+
+    def _check_update(self, sums: Sums, numbers: UpdateNumbers, batch: BatchStats) -> None:
+        """Say why an update was refused, if it was."""
+        number = self._version + 1
         if sums.num_tokens == 0:
             raise SwerveError(
-                f"step {self._version + 1}: the filters left no token to train on: of {batch.num_sequences} sequences "
+                f"step {number}: the filters left no token to train on: of {batch.num_sequences} sequences "
                 f"{batch.kept_overlong_share:.0%} passed algorithm.overlong_filter and {sums.num_sequences} of "
                 f"{sums.num_candidates} algorithm.logprob_error_threshold; raise rollout.context_length if episodes "
                 f"fill it, or find out why sampler and trainer disagree"
             )
         if sums.dropped_used:
             raise SwerveError(
-                f"step {self._version + 1}: {sums.dropped_used} (token, expert) pairs were not computed although there "
-                "was room for all: the step was refused; this is a fault of the program"
+                f"step {number}: {sums.dropped_used} (token, expert) pairs were not computed although there was room "
+                "for all: the step was refused; this is a fault of the program"
             )
-        self._params, self._moments, numbers = self._programs.update(
-            self._params, self._moments, accumulated, jnp.float32(learning_rate)
-        )
-        numbers = jax.device_get(numbers)
         if not numbers.finite:
             raise NonFiniteGradientError(
-                f"step {self._version + 1}: the gradient's norm is {numbers.grad_norm}, the loss "
+                f"step {number}: the gradient's norm is {numbers.grad_norm}, the loss "
                 f"{sums.numerator / sums.denominator}: the update was refused and the weights are as before; lower the "
                 f"learning rate or look at the batch"
             )
-        self._version += 1
-        seconds = time.perf_counter() - start
-        return step_stats(self._version, learning_rate, sums, numbers, batch, self._num_replays, seconds)
+
+    def _refuse_while_deferred(self, what: str) -> None:
+        if self._due is not None:
+            raise UpdateDeferredError(
+                f"the trainer holds the update to version {self._version + 1} back and cannot be asked for {what}: "
+                "finish the update first"
+            )
 
     # -------------------------------------------------------------------------------------------------- scoring
 
@@ -290,9 +416,7 @@ class GrpoTrainer:
         Returns:
             Log-probabilities and entropies in nats, float32 `[rows, time]`; 0 at segment starts and in padding.
         """
-        batch = self._to_device(micro_batch)
-        lp, entropy = self._programs.score(self._params, batch, jnp.float32(self._objective.temperature))
-        return np.asarray(lp), np.asarray(entropy)
+        return self._score(micro_batch, self._objective.temperature)
 
     def trajectory_logprobs(self, trajectories: Sequence[Trajectory]) -> list[Float32Array]:
         """Score whole trajectories with the weights as they are.
@@ -327,9 +451,8 @@ class GrpoTrainer:
         Returns:
             float32 `[n]`; entry t is of `tokens[t]` given those before, entry 0 is 0.
         """
-        micro_batch = self._untrained(tokens)
-        lp, _ = self._programs.score(self._params, self._to_device(micro_batch), jnp.float32(1.0))
-        return np.asarray(lp)[0, : len(tokens)]
+        lp, _ = self._score(self._untrained(tokens), 1.0)
+        return lp[0, : len(tokens)]
 
     def sampler_trainer_gap(self, trajectories: Sequence[Trajectory]) -> SamplerTrainerGap:
         """Compare the sampler's log-probabilities with the trainer's for the same tokens.
@@ -343,12 +466,22 @@ class GrpoTrainer:
         valid = [trajectory for trajectory in trajectories if trajectory.status.is_valid_sample]
         return measure_gap(valid, self.trajectory_logprobs(valid))
 
+    def _score(self, micro_batch: PackedMicroBatch, temperature: float) -> tuple[Float32Array, Float32Array]:
+        self._refuse_while_deferred("log-probabilities")
+        lp, entropy = self._programs.score(self._params, self._on_device(micro_batch), jnp.float32(temperature))
+        return np.asarray(lp), np.asarray(entropy)
+
     # ---------------------------------------------------------------------------------------------------- state
 
     def state(self) -> TrainerState:
         """Return a copy of everything that exact resume needs."""
+        self._refuse_while_deferred("its state")
         moments = self._moments._asdict()
         return TrainerState(params=to_host(self._params), optimizer=to_host(moments), version=self._version)
+
+    def weights(self) -> dict[str, Any]:
+        """Return a copy of the weights on the host."""
+        return to_host(self.params)
 
     def restore(self, state: TrainerState) -> None:
         """Go on exactly where another trainer stood.
@@ -359,6 +492,7 @@ class GrpoTrainer:
         Raises:
             SwerveError: Names, shapes or types differ from the present ones.
         """
+        self._refuse_while_deferred("other weights")
         self._params = adopt(self._params, state.params, "params")
         self._moments = AdamState(**adopt(self._moments._asdict(), state.optimizer, "optimizer"))
         self._version = state.version
@@ -371,6 +505,7 @@ class GrpoTrainer:
             params: Of the same model; copied.
             version: Updates they have had.
         """
+        self._refuse_while_deferred("other weights")
         self._params = adopt(self._params, params, "params")
         self._moments = self._programs.init_moments(self._params)
         self._version = version
@@ -410,12 +545,17 @@ class GrpoTrainer:
         for one in trajectories:
             check_routing(one, config.num_hidden_layers, config.num_experts_per_tok, config.num_experts)
 
-    def _to_device(self, micro_batch: PackedMicroBatch) -> DeviceBatch:
+    def _check_shape(self, micro_batch: PackedMicroBatch) -> None:
         if micro_batch.tokens.shape != self._shape:
             raise SwerveError(
                 f"a micro-batch of shape {micro_batch.tokens.shape} does not fit a trainer of shape {self._shape}"
             )
+
+    def _on_device(self, micro_batch: PackedMicroBatch) -> DeviceBatch:
+        self._check_shape(micro_batch)
+        return self._to_device(micro_batch)
+
+    def _to_device(self, micro_batch: PackedMicroBatch) -> DeviceBatch:
         names = [name for name in DeviceBatch._fields if getattr(micro_batch, name) is not None]
         arrays = {name: getattr(micro_batch, name) for name in names}
-        placed = jax.device_put(arrays, self._programs.batch_sharding)
-        return DeviceBatch(**{"routing": None, **placed})
+        return DeviceBatch(**{"routing": None, **self._put(arrays, self._programs.batch_sharding)})

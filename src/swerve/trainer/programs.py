@@ -247,7 +247,10 @@ class Programs:
         self, params: Params, moments: AdamState, accumulated: Accumulated, learning_rate: jax.Array
     ) -> tuple[Params, AdamState, UpdateNumbers]:
         self.num_traced += 1
-        gradients = jax.tree.map(lambda g: g / accumulated.sums.denominator, accumulated.gradients)
+        # A batch without a token has the denominator 0, and one with a pair left out gets a NaN: Adam refuses both.
+        sums = accumulated.sums
+        denominator = jnp.where(sums.dropped_used > 0, jnp.nan, sums.denominator)
+        gradients = jax.tree.map(lambda g: g / denominator, accumulated.gradients)
         return self._adam.apply(params, moments, gradients, learning_rate)
 
     def _score(self, params: Params, batch: DeviceBatch, temperature: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -54,7 +54,7 @@ def loop_of(tmp_path, **evaluation):
         train_tasks=tasks,
         validation_tasks=tasks,
     )
-    return TrainingLoop(recipe, roles, LoopState(position=DataPosition(num_tasks=3)), lambda state: None)
+    return TrainingLoop(recipe, roles, LoopState(position=DataPosition(num_tasks=3)), lambda state, worth: None)
 
 
 @pytest.mark.timeout(60)

@@ -20,6 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe_arguments(parser, TrainRecipe)
     parser.add_argument("--resume", action="store_true", help="go on with this recipe's last run, or start it")
     parser.add_argument("--run", type=Path, metavar="DIR", help="with --resume: the run directory to go on with")
+    parser.add_argument(
+        "--profile", nargs="?", const="2:3", metavar="FIRST:LAST",
+        help="record these steps into the run directory, for Perfetto and TensorBoard (%(const)s)",
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,9 +46,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 0
     prepare_jax(recipe.mesh.num_devices)
+    from swerve.cli.profiling import parse_steps
     from swerve.cli.training import closing_lines, read_inputs, train
     from swerve.telemetry import RunDirectory, choose_path, collect_provenance, latest_path
 
+    profiled = parse_steps(arguments.profile, recipe.training.num_steps) if arguments.profile else None
     inputs = read_inputs(recipe)
     provenance = collect_provenance()
     if arguments.resume:
@@ -53,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         directory = RunDirectory.create(choose_path(recipe, arguments.recipe), recipe, provenance)
     try:
-        result = asyncio.run(train(inputs, directory, resume=arguments.resume))
+        result = asyncio.run(train(inputs, directory, resume=arguments.resume, profiled=profiled))
     except MachineError as error:
         if not recipe.checkpoint.full:
             raise
@@ -62,4 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         directory.close()
     print("\n".join(closing_lines(result, directory.path, arguments.recipe)))
+    if profiled:
+        where = directory.profile
+        print(f"profile of steps {profiled[0]} to {profiled[1]}: tensorboard --logdir {where}, or open its "
+              ".trace.json.gz in https://ui.perfetto.dev")  # fmt: skip
     return 0
