@@ -132,7 +132,7 @@ def main() -> None:
             f"--batches {arguments.batches}: must be 3 to {most}, for no task of {inputs.tasks.files[0]} is asked twice"
         )
     batches = asyncio.run(sample(inputs, arguments.batches))
-    trainer = make_trainer(inputs)
+    trainer = make_trainer(inputs.recipe, inputs.policy.config, inputs.policy.params)
     gradients = [gradient(trainer, batch) for batch in batches]
     second = [np.mean([g**2 for g in leaf], axis=0) for leaf in zip(*gradients, strict=True)]
     total = [np.sum(leaf, axis=0) for leaf in zip(*gradients, strict=True)]

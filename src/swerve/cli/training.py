@@ -40,8 +40,9 @@ from swerve.telemetry import (
 from swerve.types import SwerveError
 
 if TYPE_CHECKING:
+    from swerve.models import Qwen35MoeConfig
     from swerve.orchestrator import LoopState
-    from swerve.trainer import GrpoTrainer
+    from swerve.trainer import GrpoTrainer, Put
 
 PROBE_TOKENS = 48
 """Tokens that engine and trainer both score after every refit."""
@@ -73,8 +74,7 @@ def read_inputs(recipe: TrainRecipe) -> TrainingInputs:
             f"training.max_trajectory_age = {recipe.training.max_trajectory_age}: the in-process loop plays at most "
             "one step ahead: set it to 1 or 0"
         )
-    _check_kernels(recipe.execution)
-    _check_offload(recipe.remat)
+    check_computable(recipe)
     sandbox_backend(recipe.sandbox)
     tasks = read_tasks(recipe.tasks, recipe.evaluation.num_tasks)
     if recipe.rollout.prompts_per_step > len(tasks.train):
@@ -83,6 +83,16 @@ def read_inputs(recipe: TrainRecipe) -> TrainingInputs:
             f"{len(tasks.train)} tasks, and none is asked twice in one step: lower it"
         )
     return TrainingInputs(recipe=recipe, tasks=tasks, policy=load_policy(recipe.policy, recipe.run.seed))
+
+
+def check_computable(recipe: TrainRecipe) -> None:
+    """Refuse what the trainer cannot compute on this machine.
+
+    Raises:
+        SwerveError: A setting asks for it.
+    """
+    _check_kernels(recipe.execution)
+    _check_offload(recipe.remat)
 
 
 def _check_kernels(section: Execution) -> None:
@@ -128,7 +138,7 @@ async def train(
 
     started = time.perf_counter()
     recipe, policy = inputs.recipe, inputs.policy
-    trainer = make_trainer(inputs)
+    trainer = make_trainer(recipe, policy.config, policy.params)
     store = CheckpointStore(
         directory.checkpoints,
         recipe_digest=identity_digest(recipe),
@@ -204,14 +214,22 @@ async def train(
     return result
 
 
-def make_trainer(inputs: TrainingInputs) -> GrpoTrainer:
-    """The trainer of a recipe."""
+def make_trainer(recipe: TrainRecipe, config: Qwen35MoeConfig, params: Any, put: Put | None = None) -> GrpoTrainer:
+    """The trainer of a recipe.
+
+    Args:
+        recipe: How to train.
+        config: Shape of the policy.
+        params: Its weights.
+        put: Copies micro-batches to the devices; JAX's own way by default.
+    """
+    import jax
+
     from swerve.trainer import GrpoTrainer, execution_of, mesh_shape
 
-    recipe = inputs.recipe
     return GrpoTrainer(
-        inputs.policy.config,
-        inputs.policy.params,
+        config,
+        params,
         algorithm=recipe.algorithm,
         optimizer=recipe.optimizer,
         temperature=recipe.rollout.temperature,
@@ -222,6 +240,7 @@ def make_trainer(inputs: TrainingInputs) -> GrpoTrainer:
         execution=execution_of(recipe.execution, recipe.remat, mesh_shape(recipe.mesh)),
         parameter_dtype=recipe.execution.parameter_dtype,
         activation_dtype=recipe.execution.activation_dtype,
+        put=put or jax.device_put,
     )
 
 

@@ -94,12 +94,13 @@ def read_recipe_as(schema: type[R], path: Path | str, overrides: Mapping[str, st
     return recipe
 
 
-def parse_recipe(text: str, name: str = "<text>") -> Recipe:
+def parse_recipe(text: str, name: str = "<text>", overrides: Mapping[str, str] | None = None) -> Recipe:
     """Reads a recipe from TOML text that extends nothing, for example a run's resolved recipe.
 
     Args:
         text: TOML.
         name: What faults call it.
+        overrides: As for `read_recipe`.
 
     Returns:
         The recipe, complete and checked.
@@ -109,7 +110,7 @@ def parse_recipe(text: str, name: str = "<text>") -> Recipe:
     """
     tree = _parse_toml(text, name)
     source = _Source(tree=tree, origins=dict.fromkeys(_leaves(tree), name), path=name)
-    return _finish(_schema_of(source), source, {})
+    return _finish(_schema_of(source), source, overrides or {})
 
 
 def check_recipe(recipe: Recipe, name: str = "recipe") -> None:

@@ -11,6 +11,7 @@ from swerve.trainer.grpo import (
     GrpoTrainer,
     NonFiniteGradientError,
     PlacedMicroBatch,
+    Put,
     StagingRefusedError,
     UpdateDeferredError,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "NonFiniteGradientError",
     "PlacedMicroBatch",
     "Program",
+    "Put",
     "SamplerTrainerGap",
     "StagingRefusedError",
     "StepStats",

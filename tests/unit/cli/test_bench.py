@@ -6,9 +6,11 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import jax
 import pytest
 
 import swerve.cli.benches
+from swerve import models
 from swerve.cli.benches import model
 from swerve.cli.benches._sides import Side, peer_python, start_side
 from swerve.cli.main import main
@@ -124,3 +126,72 @@ def test_our_side_measures_both_parts(capsys):
     assert figures["forward+backward, float32, swerve: loss"] == pytest.approx(7.6, abs=0.3)
     assert figures["forward+backward, float32, swerve: compilation"] > 0
     assert any(name.startswith("prefill, float32, swerve") for name in figures)
+
+
+# ------------------------------------------------------------------------------------------------------ the trainer
+
+TINY_STEPS = {
+    "rollout.context_length": 64,
+    "rollout.max_new_tokens": 8,
+    "rollout.prompts_per_step": 2,
+    "rollout.generations_per_prompt": 3,
+    "packing.row_length": 64,
+    "packing.rows_per_micro_batch": 1,
+    "execution.layers": "scan",
+    "steps": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def tiny_policy(tmp_path_factory) -> Path:
+    """Hugging Face files of a model that compiles at once."""
+    config = models.Qwen35MoeConfig(
+        vocab_size=48, hidden_size=16, num_hidden_layers=2, full_attention_interval=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, partial_rotary_factor=0.5, linear_num_key_heads=1, linear_num_value_heads=2,
+        linear_key_head_dim=8, linear_value_head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8,
+        shared_expert_intermediate_size=8,
+    )  # fmt: skip
+    directory = tmp_path_factory.mktemp("policy")
+    models.save_hf(directory, config, models.initialise(config, jax.random.key(0)))
+    return directory
+
+
+def tiny_steps(bench: str, policy: Path, capsys, *words: str) -> dict[str, float]:
+    chosen = TINY_STEPS | {"policy.checkpoint": policy}
+    options = [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
+    assert main(["bench", bench, "--json", *options, *words]) == 0
+    return {row["name"]: row["value"] for row in json.loads(capsys.readouterr().out)["figures"]}
+
+
+def test_the_trainer_bench_reports_rates_with_and_without_padding(tiny_policy, capsys):
+    figures = tiny_steps("trainer", tiny_policy, capsys)
+    padding = figures["padding share"]
+    assert 0 < padding < 1
+    slots, tokens = figures["token slots per device"], figures["real tokens per device"]
+    assert tokens == pytest.approx(slots * (1 - padding))
+    assert figures["step, fastest"] <= figures["step, mean"] <= figures["step, slowest"]
+    phases = sum(value for name, value in figures.items() if name.startswith("phase "))
+    assert phases == pytest.approx(figures["step, mean"], rel=0.05)
+    assert figures["assignments dropped and used"] == 0
+
+
+def test_the_boundary_bench_sees_the_copy_where_it_is_not_hidden(tiny_policy, capsys):
+    figures = tiny_steps("boundary", tiny_policy, capsys, "--copy-s", "0.1")
+    for way in ("plain", "pipelined"):
+        assert figures[f"{way}, copies of 0.1 s: idle at a boundary, mean"] >= 0.08
+    for way in ("plain", "pipelined", "staged"):
+        assert figures[f"{way}, copies of 0.1 s: step, mean"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["trainer", "--steps", "0"], "--steps 0: must be at least 1"),
+        (["boundary", "--copy-s", "-1"], "--copy-s -1"),
+        (["boundary", "--steps", "1"], "--steps 1: must be at least 2"),
+        (["trainer", "--packing.row_length", "8"], "packing.row_length"),
+    ],
+)
+def test_benches_of_the_trainer_refuse_what_they_cannot_do(words, complaint, capsys):
+    assert main(["bench", *words]) == 2
+    assert complaint in capsys.readouterr().err

@@ -73,9 +73,9 @@ class Watched(GrpoTrainer):
         self.note("accumulate")
         super().accumulate(micro_batch)
 
-    def defer_update(self, *arguments: Any) -> None:
+    def defer_update(self, learning_rate: float, batch: Any, start: float) -> None:
         self.note("defer")
-        super().defer_update(*arguments)
+        super().defer_update(learning_rate, batch, start)
 
     def stage(self, micro_batch: Any) -> Any:
         self.note("stage")
