@@ -122,6 +122,26 @@ class TestTrainingRun:
         assert interrupt(words, run, 1, signal.SIGINT) == 128 + signal.SIGINT
         assert interrupt([*words, "--resume"], run, 2, signal.SIGTERM) == 128 + signal.SIGTERM
 
+    @pytest.mark.slow
+    def test_played_ahead_and_staged_it_ends_the_same_killed_or_not(self, tmp_path):
+        ahead = {"training__max_trajectory_age": 1, "training__num_steps": 4, "run__directory": tmp_path}
+        staged = {"training__pipelined": "true", "training__staged": "true"}
+        for name, ways in (("plain", {}), ("staged", staged)):
+            done = finish(command(run__name=name, **ahead, **ways))
+            assert done.returncode == 0, done.stderr
+        words, run = command(run__name="killed", **ahead, **staged), tmp_path / "killed"
+        assert interrupt(words, run, 1, signal.SIGKILL, delay_s=0.3) == -signal.SIGKILL
+        assert interrupt([*words, "--resume"], run, 2, signal.SIGINT) == 128 + signal.SIGINT
+        done = finish([*words, "--resume"])
+        assert done.returncode == 0, done.stderr
+        assert digest(tmp_path / "plain") == digest(tmp_path / "staged") == digest(run)
+        kept = [line for line in read_metrics(run / "metrics.jsonl") if "loss" in line]
+        assert [line["staleness_max"] for line in kept] == [0, 1, 1, 1]
+        played = [
+            list(read_trajectories(tmp_path / name / "trajectories.jsonl", ["train"])) for name in ("plain", "killed")
+        ]
+        assert [one.tokens.tolist() for _, one in played[0]] == [one.tokens.tolist() for _, one in played[1]]
+
     def test_a_corrupted_checkpoint_is_refused(self, undisturbed, tmp_path):
         run = tmp_path / "copy"
         subprocess.run(["cp", "-r", str(undisturbed), str(run)], check=True)
@@ -214,7 +234,8 @@ def test_tasks_that_never_start_end_the_run_with_their_cause(tmp_path):
             {"tasks__family": "files", "tasks__train_file": "none.jsonl", "tasks__validation_file": "x.jsonl"},
             "none.jsonl",
         ),
-        ({"training__max_trajectory_age": 1}, "max_trajectory_age"),
+        ({"training__max_trajectory_age": 2}, "max_trajectory_age"),
+        ({"training__staged": "true"}, "training.staged"),
         ({"tasks__num_train": 100_000}, "tasks.num_train"),
     ],
 )
