@@ -18,6 +18,8 @@ from typing import NoReturn
 import swerve
 from swerve.cli.registry import commands
 
+_COMPUTING = frozenset({"train", "pretrain", "eval", "serve", "rollout", "bench", "ab"})
+"""Commands whose process allocates as CPU programs do."""
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -32,6 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and words and words[0] in _COMPUTING and not {"-h", "--help"} & set(words):
+        from swerve.telemetry import restart_with_huge_pages
+
+        restart_with_huge_pages()
     try:
         with _termination_unwinds():
             return _dispatch(words)

@@ -18,7 +18,7 @@ from swerve.telemetry.metrics import Metrics, Scalar, Sink, TensorBoardSink, rea
 from swerve.telemetry.phases import PhaseTimer
 from swerve.telemetry.progress import Progress, open_progress
 from swerve.telemetry.provenance import collect_provenance
-from swerve.telemetry.resources import PeakMemory
+from swerve.telemetry.resources import PeakMemory, has_huge_pages, restart_with_huge_pages
 from swerve.telemetry.run_directory import RunDirectory, choose_path, identity_digest, latest_path, recipe_of
 from swerve.telemetry.throughput import ThroughputMeter
 from swerve.telemetry.trajectories import TrajectoryLog, read_trajectories
@@ -41,6 +41,7 @@ __all__ = [
     "collect_provenance",
     "file_digest",
     "force_to_disk",
+    "has_huge_pages",
     "identity_digest",
     "keep_json_lines",
     "latest_path",
@@ -50,6 +51,7 @@ __all__ = [
     "read_metrics",
     "read_trajectories",
     "recipe_of",
+    "restart_with_huge_pages",
     "trajectory_from_json",
     "trajectory_to_json",
     "write_atomic",

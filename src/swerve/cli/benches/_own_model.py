@@ -13,6 +13,7 @@ from jax import P
 
 from swerve import parallel
 from swerve.cli.benches._peer_transformers import answer_requests, timed
+from swerve.telemetry import restart_with_huge_pages
 
 if TYPE_CHECKING:
     import jax
@@ -122,4 +123,5 @@ class _Own:
 
 
 if __name__ == "__main__":
+    restart_with_huge_pages()
     answer_requests(_Own)
