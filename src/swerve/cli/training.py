@@ -23,7 +23,11 @@ from swerve.cli.composition import (
 )
 from swerve.config import TrainRecipe, policy_directory
 from swerve.config.schema import Execution, Remat
+from swerve.mlperf.log import MLPerfLog, require_package
+from swerve.mlperf.training import TrainingRecord, clear_caches
+from swerve.mlperf.values import logged_values
 from swerve.telemetry import (
+    EVAL_CHECKPOINTS,
     Metrics,
     PeakMemory,
     RunDirectory,
@@ -56,11 +60,15 @@ class TrainingInputs:
         recipe: What to do.
         tasks: The repairs.
         policy: Trained.
+        began_ms: Unix time in milliseconds when reading began.
+        caches_cleared: Whether the kernel had dropped its caches before.
     """
 
     recipe: TrainRecipe
     tasks: TaskSets
     policy: LoadedPolicy
+    began_ms: int = 0
+    caches_cleared: bool = False
 
 
 def read_inputs(recipe: TrainRecipe) -> TrainingInputs:
@@ -76,13 +84,18 @@ def read_inputs(recipe: TrainRecipe) -> TrainingInputs:
         )
     check_computable(recipe)
     sandbox_backend(recipe.sandbox)
+    began_ms, cleared = time.time_ns() // 1_000_000, False
+    if recipe.mlperf.enabled:
+        require_package()
+        cleared = recipe.mlperf.clear_cache and clear_caches()
     tasks = read_tasks(recipe.tasks, recipe.evaluation.num_tasks)
     if recipe.rollout.prompts_per_step > len(tasks.train):
         raise SwerveError(
             f"rollout.prompts_per_step = {recipe.rollout.prompts_per_step}: {tasks.files[0]} holds only "
             f"{len(tasks.train)} tasks, and none is asked twice in one step: lower it"
         )
-    return TrainingInputs(recipe=recipe, tasks=tasks, policy=load_policy(recipe.policy, recipe.run.seed))
+    policy = load_policy(recipe.policy, recipe.run.seed)
+    return TrainingInputs(recipe=recipe, tasks=tasks, policy=policy, began_ms=began_ms, caches_cleared=cleared)
 
 
 def check_computable(recipe: TrainRecipe) -> None:
@@ -119,7 +132,12 @@ def _check_offload(section: Remat) -> None:
 
 
 async def train(
-    inputs: TrainingInputs, directory: RunDirectory, *, resume: bool, profiled: tuple[int, int] | None = None
+    inputs: TrainingInputs,
+    directory: RunDirectory,
+    *,
+    resume: bool,
+    config_name: str,
+    profiled: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """Run a recipe to its end.
 
@@ -127,6 +145,7 @@ async def train(
         inputs: From `read_inputs`.
         directory: Of the run, held.
         resume: Go on from the directory's last checkpoint, where it has one.
+        config_name: What the run's recipe is called.
         profiled: First and last step to record a profile of; `None` for none.
 
     Returns:
@@ -138,6 +157,7 @@ async def train(
 
     started = time.perf_counter()
     recipe, policy = inputs.recipe, inputs.policy
+    record = _open_record(inputs, directory, config_name) if recipe.mlperf.enabled else None
     trainer = make_trainer(recipe, policy.config, policy.params)
     store = CheckpointStore(
         directory.checkpoints,
@@ -175,9 +195,13 @@ async def train(
             )
         else:
             weights = trainer.weights()
-            writer.submit(
-                lambda: store.save_weights(state.step, lambda path: save_policy(path, policy, weights), metric=worth)
-            )
+
+            def write() -> None:
+                path = store.save_weights(state.step, lambda path: save_policy(path, policy, weights), metric=worth)
+                if record:
+                    record.saved(state.step, path)
+
+            writer.submit(write)
 
     tasks = [*inputs.tasks.train, *inputs.tasks.validation]
     with PeakMemory() as memory:
@@ -194,6 +218,7 @@ async def train(
                         trajectories=log,
                         train_tasks=inputs.tasks.train,
                         validation_tasks=inputs.tasks.validation,
+                        record=record,
                         profiler=profiler,
                     ),
                     state,
@@ -207,11 +232,35 @@ async def train(
             if profiler:
                 profiler.close()
             metrics.close()
-            if log is not None:
-                log.close()
+            for file in (log, record):
+                if file is not None:
+                    file.close()
         result = summary(final, memory.peak_bytes)
     write_json(directory.summary, result)
     return result
+
+
+def _open_record(inputs: TrainingInputs, directory: RunDirectory, config_name: str) -> TrainingRecord:
+    """The record of a scored run, with all that it says of itself."""
+    recipe = inputs.recipe
+    path = Path(recipe.mlperf.log) if recipe.mlperf.log else directory.mlperf_log
+    if path.exists() and path.stat().st_size:
+        raise SwerveError(f"mlperf.log: {path} holds the log of another run: name a new file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    seed = recipe.run.seed
+    record = TrainingRecord(MLPerfLog(path), directory.eval_checkpoints, recipe, seed)
+    record.initialise(inputs.began_ms, cleared=inputs.caches_cleared)
+    tasks = inputs.tasks
+    record.describe(
+        logged_values(
+            recipe,
+            seed=seed,
+            num_train_tasks=len(tasks.train),
+            num_evaluation_tasks=len(tasks.validation),
+            config_name=config_name,
+        )
+    )
+    return record
 
 
 def make_trainer(recipe: TrainRecipe, config: Qwen35MoeConfig, params: Any, put: Put | None = None) -> GrpoTrainer:
@@ -325,10 +374,15 @@ def closing_lines(result: Mapping[str, Any], directory: Path, recipe_path: Path)
     minutes, seconds = divmod(round(result["seconds"]), 60)
     first = result["first_reward_s"]
     first_text = f", first reward after {first:.0f} s" if first is not None else ""
+    scored = directory / EVAL_CHECKPOINTS
+    if scored.exists():
+        measured = f"held-out tasks come next: swerve eval {directory / 'recipe.toml'} --manifest {scored}"
+    else:
+        measured = f"held-out tasks: {change(1)}, {change(4)}"
     return [
         f"{result['num_steps']} steps in {minutes} min {seconds:02d} s{first_text}, "
         f"peak memory {result['peak_rss_bytes'] / 2**30:.1f} GiB",
-        f"held-out tasks: {change(1)}, {change(4)}",
+        measured,
         f"everything is in {directory}: metrics.jsonl, trajectories.jsonl, tensorboard/, checkpoints/, summary.json",
         f"watch an episode:  swerve rollout first --recipe {recipe_path}",
         f"try next:          swerve train {recipe_path} --run.seed 1 --training.num_steps {2 * result['num_steps']}",

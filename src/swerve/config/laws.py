@@ -12,6 +12,10 @@ BATCH_SIZES = (256, 512, 1024, 1152)
 """Global batch sizes of the benchmark's published settings."""
 MAX_STEPS = {256: 30, 512: 20, 1024: 10, 1152: 10}
 """Optimizer steps at most, for each of `BATCH_SIZES`."""
+CONTEXT_LENGTH = 65_536
+"""Tokens of one episode at most."""
+NUM_EVALUATION_TASKS = 251
+"""Held-out tasks of an evaluation."""
 TARGET_ACCURACY = 0.69
 """pass@4 on the held-out tasks at which a run has reached the benchmark's quality."""
 

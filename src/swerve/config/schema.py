@@ -22,6 +22,15 @@ from swerve.config.constraints import (
     Seconds,
     Share,
 )
+from swerve.config.laws import (
+    CONTEXT_LENGTH,
+    GENERATIONS_PER_PROMPT,
+    NUM_EVALUATION_TASKS,
+    TARGET_ACCURACY,
+    first_evaluation_step,
+    learning_rate,
+    max_grad_norm,
+)
 
 Contradictions = Iterator[tuple[str, str]]
 
@@ -556,6 +565,41 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Mlperf:
+    """A scored run of MLPerf Training v6.1 `qwen35_397b_grpo`: it logs by the rules, and is evaluated afterwards.
+
+    Attributes:
+        enabled: Log, and save weights after every step from the first evaluation on.
+        org: Who submits.
+        platform: On what, in the submitter's own words.
+        division: `closed` keeps to the benchmark's settings, `open` may differ and says so.
+        status: Availability of the platform.
+        log: The MLPerf log; empty is `mlperf.log` in the run's directory.
+        first_evaluation_step: First step whose weights are evaluated; 0 follows from the global batch size by law.
+        target_accuracy: pass@4 on the held-out tasks that an evaluation has to reach.
+        clear_cache: Have the kernel drop its caches first, which takes root; the log says whether it did.
+    """
+
+    enabled: bool = False
+    org: str = ""
+    platform: str = ""
+    division: Literal["closed", "open"] = "closed"
+    status: Literal["onprem", "cloud", "research", "preview"] = "onprem"
+    log: str = ""
+    first_evaluation_step: CountOrZero = 0
+    target_accuracy: PositiveShare = TARGET_ACCURACY
+    clear_cache: bool = True
+
+    def contradictions(self) -> Contradictions:
+        """A scored run says whose it is; another has nothing to say."""
+        keys = [field.name for field in fields(self) if field.name != "enabled"]
+        yield from _without_effect(self, self.enabled, "enabled = false", *keys)
+        for key in ("org", "platform"):
+            if self.enabled and not getattr(self, key).strip():
+                yield key, "is missing: a scored run names it"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainRecipe:
     """Reinforcement learning of one policy on one set of tasks.
 
@@ -577,6 +621,7 @@ class TrainRecipe:
         evaluation: How the policy is measured.
         checkpoint: When state is saved.
         telemetry: What the run shows and keeps.
+        mlperf: Whether it is a scored run.
     """
 
     KIND: ClassVar[str] = "train"
@@ -598,6 +643,12 @@ class TrainRecipe:
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     telemetry: Telemetry = field(default_factory=Telemetry)
+    mlperf: Mlperf = field(default_factory=Mlperf)
+
+    @property
+    def first_evaluation_step(self) -> int:
+        """First step of a scored run whose weights are evaluated."""
+        return self.mlperf.first_evaluation_step or first_evaluation_step(self.rollout.global_batch_size)
 
     def contradictions(self) -> Contradictions:
         """What no single section can see."""
@@ -615,6 +666,8 @@ class TrainRecipe:
                 "a trajectory is never cut to fit a row",
             )
         yield from self._uneven_mesh()
+        if self.mlperf.enabled:
+            yield from self._unscorable()
         if self.checkpoint.best_by == "pass_at_1" and not self.evaluation.every:
             yield "checkpoint.best_by", "needs evaluation.every above 0: no checkpoint on the way is evaluated"
         granted = max(self.agent.command_timeout_s, self.agent.test_timeout_s)
@@ -628,6 +681,51 @@ class TrainRecipe:
                 "rollout.prompts_per_step",
                 f"must be at most tasks.num_train = {self.tasks.num_train}: no task is asked twice in one step",
             )
+
+    def _unscorable(self) -> Contradictions:
+        """Nothing but training happens between a scored run's start and its end, and every checkpoint is there."""
+        why = "in a scored run, whose checkpoints are evaluated afterwards"
+        for key in ("before", "after", "every"):
+            if getattr(self.evaluation, key):
+                yield f"evaluation.{key}", f"must be {'0' if key == 'every' else 'false'} {why}"
+        for key, value, shown in (("full", False, "false"), ("every", 1, "1"), ("keep", 0, "0")):
+            if getattr(self.checkpoint, key) != value:
+                yield f"checkpoint.{key}", f"must be {shown} {why}"
+        if self.first_evaluation_step > self.training.num_steps:
+            yield "training.num_steps", f"must be at least the first evaluation step, {self.first_evaluation_step}"
+        if self.tasks.order != "fixed":
+            yield "tasks.order", 'must be "fixed": training tasks of the benchmark are never shuffled'
+        if self.rollout.context_length != CONTEXT_LENGTH:
+            yield "rollout.context_length", f"must be {CONTEXT_LENGTH}, in both divisions"
+        if self.evaluation.num_tasks != NUM_EVALUATION_TASKS:
+            yield "evaluation.num_tasks", f"must be {NUM_EVALUATION_TASKS}, in both divisions"
+        if self.mlperf.division == "closed":
+            yield from self._not_closed()
+
+    def _not_closed(self) -> Contradictions:
+        """Settings by which a run of the closed division differs from the benchmark's."""
+        batch, rollout, optimizer = self.rollout.global_batch_size, self.rollout, self.optimizer
+        for key, value, wanted, tolerance in (
+            ("rollout.generations_per_prompt", rollout.generations_per_prompt, GENERATIONS_PER_PROMPT, 0),
+            ("rollout.temperature", rollout.temperature, 1.0, 0),
+            ("rollout.top_p", rollout.top_p, 1.0, 0),
+            ("evaluation.temperature", self.evaluation.temperature, 0.1, 0),
+            ("evaluation.top_p", self.evaluation.top_p, 0.95, 0),
+            ("evaluation.attempts", self.evaluation.attempts, 4, 0),
+            ("optimizer.learning_rate", optimizer.learning_rate, learning_rate(batch), 1e-9),
+            ("optimizer.max_grad_norm", optimizer.max_grad_norm, max_grad_norm(batch), 1e-9),
+            ("optimizer.warmup_steps", optimizer.warmup_steps, 0, 0),
+            ("optimizer.beta1", optimizer.beta1, 0.9, 0),
+            ("optimizer.beta2", optimizer.beta2, 0.999, 0),
+            ("optimizer.eps", optimizer.eps, 1e-8, 0),
+            ("optimizer.weight_decay", optimizer.weight_decay, 0.0, 0),
+            ("mlperf.target_accuracy", self.mlperf.target_accuracy, TARGET_ACCURACY, 0),
+            ("mlperf.first_evaluation_step", self.first_evaluation_step, first_evaluation_step(batch), 0),
+        ):
+            if not abs(value - wanted) <= tolerance:
+                yield key, f"must be {wanted:.11g} in the closed division at a global batch size of {batch}"
+        if self.algorithm.skip_zero_advantage:
+            yield "algorithm.skip_zero_advantage", "must be false in the closed division: no sequence may be left out"
 
     def _uneven_mesh(self) -> Contradictions:
         """A micro-batch divides over the mesh, and nothing is set that one device does not do."""

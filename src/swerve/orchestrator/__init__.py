@@ -5,7 +5,7 @@ bounds how old a trajectory may be when it is trained on, and accounts for every
 """
 
 from swerve.orchestrator.loop import EVALUATION_SEED, TrainingLoop, evaluation_settings, training_settings
-from swerve.orchestrator.roles import LoopRoles, Profiler
+from swerve.orchestrator.roles import LoopRoles, Profiler, RunRecord
 from swerve.orchestrator.state import LoopState
 from swerve.orchestrator.stepper import Stepper
 
@@ -14,6 +14,7 @@ __all__ = [
     "LoopRoles",
     "LoopState",
     "Profiler",
+    "RunRecord",
     "Stepper",
     "TrainingLoop",
     "evaluation_settings",

@@ -85,6 +85,7 @@ class TrainingLoop:
         )
         self._ahead: asyncio.Future[Attempts] | None = None
         self._notes: list[str] = []
+        self._saved: LoopState | None = None
         self._last_reward: float | None = None
         self._row_began = time.perf_counter()
         self._started = time.perf_counter() if started is None else started
@@ -116,9 +117,14 @@ class TrainingLoop:
         finally:
             compiling.cancel()
             await asyncio.wait([compiling])
+        record = self._roles.record
+        if record:
+            record.run_starts()
         self._begin_row()
         try:
             await self._train()
+            if record:
+                record.block_ends()
         finally:
             self._tell_notes()
             self._stepper.stop()
@@ -127,7 +133,8 @@ class TrainingLoop:
                 await asyncio.wait([self._ahead])
         if recipe.evaluation.after:
             await self._evaluate()
-        self._checkpoint()
+        if self._saved is None or dataclasses.replace(self._saved, seconds=self._state.seconds) != self._state:
+            self._checkpoint()
         return self._state
 
     async def _train(self) -> None:
@@ -141,6 +148,8 @@ class TrainingLoop:
                 self._checkpoint()
 
     def _checkpoint_follows(self, step: int) -> bool:
+        if self._recipe.mlperf.enabled:
+            return step >= self._recipe.first_evaluation_step
         every = self._recipe.checkpoint.every
         return bool(every) and step % every == 0
 
@@ -166,6 +175,8 @@ class TrainingLoop:
         with self._phases.phase("log"):
             self._log_trajectories(number, "train", trajectories)
         stats = await self._finish(number)
+        if self._roles.record:
+            self._roles.record.updated(number)
         queue = await self._played_ahead(number + 1)
         with self._phases.phase("hand_over"):
             self._roles.publisher.publish(trainer.params, trainer.version)
@@ -280,6 +291,8 @@ class TrainingLoop:
         numbers.update({f"phase_s/{name}": value for name, value in self._begin_row().items()})
         with self._phases.phase("log"):
             self._roles.metrics.log(stats.step, numbers)
+            if self._roles.record:
+                self._roles.record.step_done(stats.step, numbers)
         if warning := tool_call_warning(trajectories):
             self._notes.append(f"warning: {warning}")
         if any(one.requests is not None for one in trajectories) and (notes := guard_notes(trajectories)):
@@ -355,6 +368,7 @@ class TrainingLoop:
         self._state = dataclasses.replace(self._state, seconds=self._seconds())
         with self._phases.phase("checkpoint"):
             self._save(self._state, self._worth())
+        self._saved = self._state
 
     def _worth(self) -> float | None:
         """What `checkpoint.best_by` says of the present weights; `None` where it is not known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,6 +27,26 @@ class Profiler(Protocol):
         ...
 
 
+class RunRecord(Protocol):
+    """Keeps what the rules of a scored run want on record."""
+
+    def run_starts(self) -> None:
+        """Everything is compiled, and the first step is next."""
+        ...
+
+    def updated(self, step: int) -> None:
+        """The weights have just been updated."""
+        ...
+
+    def step_done(self, step: int, numbers: Mapping[str, float]) -> None:
+        """All of a step's metrics are known."""
+        ...
+
+    def block_ends(self) -> None:
+        """No update follows."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoopRoles:
     """Those the loop works with.
@@ -40,6 +60,7 @@ class LoopRoles:
         trajectories: Keeps every episode, unless `None`.
         train_tasks: In training order.
         validation_tasks: Held out.
+        record: Keeps what a scored run puts on record; `None` in others.
         profiler: Records some steps, unless `None`.
         replay: Gives the recorded episodes of a step, by its number, in place of playing some.
     """
@@ -52,5 +73,6 @@ class LoopRoles:
     trajectories: TrajectoryLog | None
     train_tasks: Sequence[Task]
     validation_tasks: Sequence[Task]
+    record: RunRecord | None = None
     profiler: Profiler | None = None
     replay: Callable[[int], Awaitable[Attempts]] | None = None

@@ -5,6 +5,7 @@ Whatever a run leaves on the disk is whole or absent, a full disk is one clear l
 
 from swerve.telemetry.files import (
     JsonLines,
+    LineFile,
     atomic_file,
     file_digest,
     force_to_disk,
@@ -19,13 +20,22 @@ from swerve.telemetry.phases import PhaseTimer
 from swerve.telemetry.progress import Progress, open_progress
 from swerve.telemetry.provenance import collect_provenance
 from swerve.telemetry.resources import PeakMemory, has_huge_pages, restart_with_huge_pages
-from swerve.telemetry.run_directory import RunDirectory, choose_path, identity_digest, latest_path, recipe_of
+from swerve.telemetry.run_directory import (
+    EVAL_CHECKPOINTS,
+    RunDirectory,
+    choose_path,
+    identity_digest,
+    latest_path,
+    recipe_of,
+)
 from swerve.telemetry.throughput import ThroughputMeter
 from swerve.telemetry.trajectories import TrajectoryLog, read_trajectories
 from swerve.telemetry.trajectory_records import trajectory_from_json, trajectory_to_json
 
 __all__ = [
+    "EVAL_CHECKPOINTS",
     "JsonLines",
+    "LineFile",
     "Metrics",
     "PeakMemory",
     "PhaseTimer",

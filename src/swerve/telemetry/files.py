@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from swerve.types import MachineError, SwerveError
 
@@ -133,8 +133,8 @@ def append_whole(descriptor: int, data: bytes) -> None:
         raise
 
 
-class JsonLines:
-    """A file of JSON objects, one a line, that only grows.
+class LineFile:
+    """A file of lines that only grows.
 
     A line is written by one system call, so a killed process leaves whole lines or, at worst, a torn last one. Opening
     the file again cuts a torn line off. A write that fails leaves the file as it was.
@@ -145,7 +145,7 @@ class JsonLines:
 
         Args:
             path: The file; its folder exists.
-            durable: Force every line to the disk before `append` returns.
+            durable: Force every line to the disk before it counts as written.
 
         Raises:
             MachineError: It cannot be opened.
@@ -156,19 +156,17 @@ class JsonLines:
             _cut_torn_line(path)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
-    def append(self, record: Mapping[str, object]) -> None:
+    def append_line(self, line: str) -> None:
         """Adds one line.
 
         Args:
-            record: JSON values; non-finite numbers become text.
+            line: Text without a line break.
 
         Raises:
             MachineError: The disk is full or failed; the file holds what it held before.
         """
-        text = json.dumps(strict_json(dict(record)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        data = text.encode() + b"\n"
         with machine_faults(self.path):
-            append_whole(self._descriptor, data)
+            append_whole(self._descriptor, line.encode() + b"\n")
             if self._durable:
                 os.fdatasync(self._descriptor)
 
@@ -178,7 +176,7 @@ class JsonLines:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def __enter__(self) -> "JsonLines":
+    def __enter__(self) -> Self:
         """The file itself."""
         return self
 
@@ -187,6 +185,23 @@ class JsonLines:
     ) -> None:
         """Closes the file."""
         self.close()
+
+
+class JsonLines(LineFile):
+    """A file of JSON objects, one a line."""
+
+    def append(self, record: Mapping[str, object]) -> None:
+        """Adds one line.
+
+        Args:
+            record: JSON values; non-finite numbers become text.
+
+        Raises:
+            MachineError: The disk is full or failed; the file holds what it held before.
+        """
+        self.append_line(
+            json.dumps(strict_json(dict(record)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        )
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -6,6 +6,8 @@ metrics.jsonl       one line per step
 trajectories.jsonl  every episode
 tensorboard/        the metrics again
 checkpoints/        state to resume from
+mlperf.log          log of a scored run
+eval_checkpoints.jsonl  its checkpoints
 profile/            what the devices did in some steps, where that was asked for
 summary.json        the outcome; present only once the run is complete
 """
@@ -35,6 +37,9 @@ RESUMABLE_CHANGES = (
 )
 """Settings, or beginnings of them, that may change when a run is resumed: none of them touches what is computed."""
 
+EVAL_CHECKPOINTS = "eval_checkpoints.jsonl"
+"""Name of the list of a scored run's checkpoints."""
+
 
 class RunDirectory:
     """A run's folder, held by this process alone until it is closed."""
@@ -63,6 +68,16 @@ class RunDirectory:
     def tensorboard(self) -> Path:
         """Folder of the TensorBoard event files."""
         return self.path / "tensorboard"
+
+    @property
+    def mlperf_log(self) -> Path:
+        """MLPerf log of a scored run."""
+        return self.path / "mlperf.log"
+
+    @property
+    def eval_checkpoints(self) -> Path:
+        """List of a scored run's checkpoints."""
+        return self.path / EVAL_CHECKPOINTS
 
     @property
     def profile(self) -> Path:

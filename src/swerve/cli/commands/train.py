@@ -59,7 +59,15 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         directory = RunDirectory.create(choose_path(recipe, arguments.recipe), recipe, provenance)
     try:
-        result = asyncio.run(train(inputs, directory, resume=arguments.resume, profiled=profiled))
+        result = asyncio.run(
+            train(
+                inputs,
+                directory,
+                resume=arguments.resume,
+                config_name=arguments.recipe.name,
+                profiled=profiled,
+            )
+        )
     except MachineError as error:
         if not recipe.checkpoint.full:
             raise
