@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import pytest
 
 import swerve
-from swerve.cli import pretraining
+from swerve.cli import pretraining, training
+from swerve.cli.composition import TaskSets
 from swerve.cli.training import read_inputs, train
 from swerve.config import PretrainRecipe, TrainRecipe, settings
 from swerve.config import schema as sections
@@ -87,12 +88,13 @@ def test_every_setting_of_training_is_read(tmp_path):
     path = choose_path(watched, Path("r.toml"))
     directory = RunDirectory.create(path, recipe, {})
     try:
-        asyncio.run(train(read_inputs(watched), directory, resume=False))
+        asyncio.run(train(read_inputs(watched), directory, resume=False, config_name="r.toml"))
     finally:
         directory.close()
     seen |= {"run.name", "run.directory"}  # read by `choose_path`, which lies among what reads every setting
     assert path == tmp_path / "r"
     _read_by_other_losses(seen)
+    _read_by_scored_runs(seen, tmp_path)
     leaves = {key for key in seen if key in keys(TrainRecipe)}
     assert keys(TrainRecipe) - leaves == set()
 
@@ -108,6 +110,35 @@ def _read_by_other_losses(seen: set[str]) -> None:
             )
             scored = Scored(floats, floats, floats, floats, floats, floats, integers)
             jax.eval_shape(lambda batch, a=algorithm: micro_batch_objective(a, batch, 4), scored)
+
+
+def _read_by_scored_runs(seen: set[str], tmp_path: Path) -> None:
+    """Opens the record of a scored run."""
+    section = sections.Mlperf(
+        enabled=True,
+        org="Us",
+        platform="a pod",
+        log=str(tmp_path / "s.log"),
+        first_evaluation_step=1,
+        clear_cache=False,
+    )
+    recipe = TrainRecipe(mlperf=section)
+    assert recipe.first_evaluation_step == 1
+    seen.add("mlperf.first_evaluation_step")  # by this property, which lies among what reads every setting
+    watched = recorded(recipe, seen)
+    assert not training._begin_initialisation(watched)[1]
+    nothing: Any = None
+    inputs = training.TrainingInputs(
+        recipe=watched, tasks=TaskSets(train=[], validation=[], files=(tmp_path, tmp_path)), policy=nothing
+    )
+    directory = RunDirectory.create(tmp_path / "scored", recipe, {})
+    try:
+        record = training._open_record(inputs, directory, "r.toml")
+        record.updated(1)
+        record.saved(1, tmp_path)
+        record.close()
+    finally:
+        directory.close()
 
 
 def test_every_setting_of_pretraining_is_read(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from swerve.checkpoint.store import (
     ForeignCheckpointError,
     list_checkpoints,
     open_checkpoint,
+    verify_files,
 )
 from swerve.checkpoint.tensor_files import (
     Array,
@@ -49,6 +50,7 @@ __all__ = [
     "read_box",
     "read_header",
     "read_manifest",
+    "verify_files",
     "write_file",
     "write_tensors",
 ]

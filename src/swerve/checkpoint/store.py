@@ -220,9 +220,7 @@ class CheckpointStore:
             TornCheckpointError: A file is missing, short or altered.
         """
         directory = self._path(_WEIGHTS, step)
-        manifest = read_manifest(directory)
-        for name in manifest["files"]:
-            read_verified(directory, name, manifest)
+        verify_files(directory)
         return directory
 
     def _load(self, step: int, like: tuple[Mapping[str, Any], Mapping[str, Any]] | None) -> Checkpoint:
@@ -281,6 +279,17 @@ def open_checkpoint(path: Path) -> Checkpoint:
         TornCheckpointError: A file is missing, short or altered.
     """
     return _read(path, read_manifest(path))
+
+
+def verify_files(directory: Path) -> None:
+    """Check every file of a checkpoint against its manifest.
+
+    Raises:
+        TornCheckpointError: A file is missing, short or altered.
+    """
+    manifest = read_manifest(directory)
+    for name in manifest["files"]:
+        read_verified(directory, name, manifest)
 
 
 def _is_checkpoint(path: Path) -> bool:

@@ -199,7 +199,13 @@ _ENVIRONMENTS: dict[str, Callable[[Sequence[Task]], Environment]] = {
 }
 
 
-def make_engine(policy: LoadedPolicy, rollout: Rollout, version: int = 0, params: Any = None) -> EmbeddedEngine:
+def make_engine(
+    policy: LoadedPolicy,
+    rollout: Rollout,
+    version: int = 0,
+    params: Any = None,
+    batch_sizes: Sequence[int] | None = None,
+) -> EmbeddedEngine:
     """The embedded engine for a policy.
 
     Args:
@@ -207,6 +213,7 @@ def make_engine(policy: LoadedPolicy, rollout: Rollout, version: int = 0, params
         rollout: Slots and context.
         version: Number of the weights.
         params: Weights in place of the policy's own.
+        batch_sizes: As for the engine.
     """
     from swerve.engine import EmbeddedEngine
 
@@ -218,6 +225,7 @@ def make_engine(policy: LoadedPolicy, rollout: Rollout, version: int = 0, params
         end_of_turn_id=policy.tokenizer.end_of_turn_id,
         pad_id=policy.tokenizer.pad_id,
         weights_version=version,
+        batch_sizes=batch_sizes,
     )
 
 

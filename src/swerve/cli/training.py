@@ -84,10 +84,7 @@ def read_inputs(recipe: TrainRecipe) -> TrainingInputs:
         )
     check_computable(recipe)
     sandbox_backend(recipe.sandbox)
-    began_ms, cleared = time.time_ns() // 1_000_000, False
-    if recipe.mlperf.enabled:
-        require_package()
-        cleared = recipe.mlperf.clear_cache and clear_caches()
+    began_ms, cleared = _begin_initialisation(recipe)
     tasks = read_tasks(recipe.tasks, recipe.evaluation.num_tasks)
     if recipe.rollout.prompts_per_step > len(tasks.train):
         raise SwerveError(
@@ -96,6 +93,15 @@ def read_inputs(recipe: TrainRecipe) -> TrainingInputs:
         )
     policy = load_policy(recipe.policy, recipe.run.seed)
     return TrainingInputs(recipe=recipe, tasks=tasks, policy=policy, began_ms=began_ms, caches_cleared=cleared)
+
+
+def _begin_initialisation(recipe: TrainRecipe) -> tuple[int, bool]:
+    """The moment before anything is loaded, and whether the kernel's caches were cleared by then."""
+    began_ms, cleared = time.time_ns() // 1_000_000, False
+    if recipe.mlperf.enabled:
+        require_package()
+        cleared = recipe.mlperf.clear_cache and clear_caches()
+    return began_ms, cleared
 
 
 def check_computable(recipe: TrainRecipe) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from swerve.evaluation.report import EvalReport, outcomes_of
 from swerve.rollout import EpisodeRoles, EpisodeSettings, ProgressCallback, collect
-from swerve.types import SwerveError, Task
+from swerve.types import SwerveError, Task, Trajectory
 
 
 async def evaluate(
@@ -23,6 +23,7 @@ async def evaluate(
     checkpoint_step: int | None = None,
     checkpoint_timestamp_ms: int | None = None,
     samples_count: int | None = None,
+    known: Mapping[tuple[str, int], Trajectory] | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> EvalReport:
     """Play `num_samples` episodes of each task and report.
@@ -41,6 +42,7 @@ async def evaluate(
         checkpoint_step: For the report.
         checkpoint_timestamp_ms: For the report.
         samples_count: For the report.
+        known: Attempts played before, by task and number; they are not played again.
         on_progress: Called when an attempt has ended; the way to keep trajectories.
 
     Raises:
@@ -59,6 +61,7 @@ async def evaluate(
         step=step,
         retries=retries,
         max_concurrency=max_concurrency,
+        known=known,
         on_progress=on_progress,
     )
     attempts = {task.id: group for task, group in zip(tasks, groups, strict=True)}

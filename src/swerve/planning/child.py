@@ -8,13 +8,10 @@ the compiler is through.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib
 import json
 import math
-import os
-import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -29,10 +26,8 @@ from swerve.planning.costs import Description
 from swerve.planning.jaxpr import count_costs
 from swerve.planning.job import Job
 from swerve.planning.topology import make_mesh, parse_topology
-from swerve.telemetry import write_json
+from swerve.telemetry import die_with_parent, write_json
 from swerve.types import SwerveError
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(path: str, stage: str) -> None:
@@ -42,7 +37,7 @@ def main(path: str, stage: str) -> None:
         path: The job's file; results lie beside it.
         stage: `describe`, or a program's name.
     """
-    _die_with_parent()
+    die_with_parent()
     directory = Path(path).parent
     job = Job(**json.loads(Path(path).read_text(encoding="utf-8")))
     try:
@@ -135,14 +130,6 @@ def _version(package: str) -> str:
 def _first_lines(text: str, length: int = 400) -> str:
     joined = " ".join(text.split())
     return joined if len(joined) <= length else f"{joined[:length]}..."
-
-
-def _die_with_parent() -> None:
-    """Asks Linux to end this process with the one that started it, however that ends."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == 1:
-            sys.exit(1)
 
 
 if __name__ == "__main__":

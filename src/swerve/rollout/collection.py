@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from swerve.rollout.episode import EpisodeRoles, EpisodeSettings, run_episode
@@ -62,6 +62,7 @@ async def collect(
     step: int = 0,
     retries: int = 2,
     max_concurrency: int | None = None,
+    known: Mapping[tuple[str, int], Trajectory] | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> list[list[Trajectory]]:
     """Play `num_samples` episodes of each task.
@@ -75,6 +76,7 @@ async def collect(
         step: Optimizer step, or whatever tells this collection from others of the run; part of every seed.
         retries: How often an attempt that failed for reasons of infrastructure or of time is repeated.
         max_concurrency: Episodes at once; as many as the policy admits if `None`.
+        known: Attempts played before, by task and number; they are not played again.
         on_progress: Called when an attempt has ended, retried ones included.
 
     Returns:
@@ -83,10 +85,13 @@ async def collect(
     """
     places = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
     num_total = len(tasks) * num_samples
-    num_done = 0
+    played = known or {}
+    num_done = len(played)
 
     async def fill(task: Task, sample_index: int) -> Trajectory:
         nonlocal num_done
+        if (task.id, sample_index) in played:
+            return played[task.id, sample_index]
         sample_seed = derive_seed(seed, step, task.id, sample_index)
         session_id = f"{step:06d}/{task.id}#{sample_index:04d}"
         async with places:

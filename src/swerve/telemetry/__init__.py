@@ -19,7 +19,7 @@ from swerve.telemetry.metrics import Metrics, Scalar, Sink, TensorBoardSink, rea
 from swerve.telemetry.phases import PhaseTimer
 from swerve.telemetry.progress import Progress, open_progress
 from swerve.telemetry.provenance import collect_provenance
-from swerve.telemetry.resources import PeakMemory, has_huge_pages, restart_with_huge_pages
+from swerve.telemetry.resources import PeakMemory, die_with_parent, has_huge_pages, restart_with_huge_pages
 from swerve.telemetry.run_directory import (
     EVAL_CHECKPOINTS,
     RunDirectory,
@@ -49,6 +49,7 @@ __all__ = [
     "atomic_file",
     "choose_path",
     "collect_provenance",
+    "die_with_parent",
     "file_digest",
     "force_to_disk",
     "has_huge_pages",

@@ -1,8 +1,10 @@
-"""What the run takes from the machine: peak memory of the process and everything it started, and pages to hold it."""
+"""What the run takes from the machine: memory and its peak, pages that hold it, and an end with its parent."""
 
 import contextlib
+import ctypes
 import os
 import resource
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -11,8 +13,17 @@ from types import TracebackType
 import psutil
 
 _KIB = 1024
+_PR_SET_PDEATHSIG = 1
 _TUNABLES, _HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 _KERNEL_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def die_with_parent() -> None:
+    """Ask Linux to end this process with the one that started it, however that ends."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == 1:
+            sys.exit(1)
 
 
 def has_huge_pages() -> bool:
