@@ -443,7 +443,9 @@ class Execution:
         buffer_factor: (token, expert) pairs that a device has room for, in multiples of its balanced load. A
             micro-batch that needs more is computed again without a limit; `dropless` sets none from the start.
         layers: `scan` compiles one layer of each kind, `unroll` all of them.
-        logprob_chunk: Tokens whose logits are live at a time.
+        head: `sharded` gathers the table once forward and once backward, and each device scores its own tokens; `plain`
+            is its twin, which leaves gradient and exchanges to JAX: slow on a mesh, and there to compare with.
+        logprob_chunk: Tokens whose logits are live at a time; of the plain head, columns of all rows.
     """
 
     parameter_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -458,6 +460,7 @@ class Execution:
     expert_chunks: Count = 1
     buffer_factor: Annotated[float | Literal["dropless"], Range(0, above_low=True)] = "dropless"
     layers: Literal["scan", "unroll"] = "unroll"
+    head: Literal["sharded", "plain"] = "sharded"
     logprob_chunk: Count = 1024
 
     def contradictions(self) -> Contradictions:

@@ -8,9 +8,10 @@ from swerve.models.config import PUBLISHED, TINY, Qwen35MoeConfig
 from swerve.models.decode import DecodeState, extend, init_state, reset_rows
 from swerve.models.execution import REMAT_NAMES, Execution, Remat
 from swerve.models.forward import ForwardOutput, forward
-from swerve.models.head import logits, token_logprobs
+from swerve.models.head import head_weight, logits, token_logprobs
 from swerve.models.hf import load_hf, save_hf
 from swerve.models.parameters import cast, initialise, num_active_parameters, parameters, stack_blocks, unstack_blocks
+from swerve.models.plain_head import HeadLayout, plain_token_logprobs
 from swerve.models.sharding import check_mesh, parameter_shardings, parameter_specs
 
 __all__ = [
@@ -20,12 +21,14 @@ __all__ = [
     "DecodeState",
     "Execution",
     "ForwardOutput",
+    "HeadLayout",
     "Qwen35MoeConfig",
     "Remat",
     "cast",
     "check_mesh",
     "extend",
     "forward",
+    "head_weight",
     "init_state",
     "initialise",
     "load_hf",
@@ -34,6 +37,7 @@ __all__ = [
     "parameter_shardings",
     "parameter_specs",
     "parameters",
+    "plain_token_logprobs",
     "reset_rows",
     "save_hf",
     "stack_blocks",

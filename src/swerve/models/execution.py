@@ -63,7 +63,8 @@ class Execution:
         buffer_factor: Pairs that a device computes at most, in multiples of its balanced load; `None` for all.
         layers: `scan` compiles one layer of each kind and loops over them; `unroll` compiles all of them.
         remat: What a layer keeps for the backward pass; `None` keeps everything.
-        logprob_chunk: Tokens whose logits are live at a time.
+        head: `sharded`, or the `plain` oracle, which is written for whole arrays.
+        logprob_chunk: Tokens whose logits are live at a time; of the plain head, columns.
         mesh: Devices that compute together; the functions of the model are then called inside a manual program.
         interpret: Run TPU kernels as plain JAX, for tests where there is no TPU.
     """
@@ -80,6 +81,7 @@ class Execution:
     buffer_factor: float | None = None
     layers: Literal["scan", "unroll"] = "unroll"
     remat: Remat | None = None
+    head: Literal["sharded", "plain"] = "sharded"
     logprob_chunk: int = 1024
     mesh: MeshShape = ONE_DEVICE
     interpret: bool = False

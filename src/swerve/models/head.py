@@ -1,15 +1,10 @@
 """From hidden states to log-probabilities, without ever holding the logits of all tokens.
 
 On a mesh the table is gathered once forward and once backward, each device scores its own tokens, and the gradient of
-the table is added up in float32 on the device and reduced once.
-
-Legend: N tokens, M hidden width, V vocabulary.
+the table is added up in float32 on the device and reduced once; see `scoring`.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +13,10 @@ from jax import lax
 from swerve.models.config import Qwen35MoeConfig
 from swerve.models.execution import DEFAULT, Execution
 from swerve.models.parameters import Params, parameters
+from swerve.models.plain_head import plain_token_logprobs
+from swerve.models.scoring import Table, scored
 from swerve.models.sharding import RULES
-from swerve.parallel import MeshShape, Parameter
+from swerve.parallel import MeshShape
 
 
 def head_weight(params: Params, config: Qwen35MoeConfig) -> jax.Array:
@@ -57,14 +54,20 @@ def token_logprobs(
     Returns:
         Log-probabilities and entropies of the distributions they come from (nats), float32 `[B, T]`: entry t is scored
         from the hidden state at t - 1 of the same segment; 0 at segment starts and in padding.
+
+    Raises:
+        ValueError: The plain head was chosen on a mesh, whose arrays it takes whole: `plain_token_logprobs`.
     """
-    mesh, shape = execution.mesh, tokens.shape
+    mesh, shape, chunk = execution.mesh, tokens.shape, execution.logprob_chunk
+    weight = head_weight(params, config)
+    if execution.head == "plain":
+        if mesh.size() > 1:
+            raise ValueError("on a mesh the plain head works on whole arrays, outside of the manual program")
+        return plain_token_logprobs(hidden, weight, tokens, segment_ids, temperature, chunk=chunk)
     following = jnp.concatenate([tokens[:, 1:], mesh.from_after(tokens[:, :1], "context")], axis=1)
     flat, targets = _share(hidden.reshape(-1, hidden.shape[-1]), mesh), _share(following.reshape(-1), mesh)
     scale = 1 / jnp.asarray(temperature, jnp.float32)
-    table = _Table.of(config, mesh)
-    chunk = min(execution.logprob_chunk, flat.shape[0])
-    scores = _scored(flat, head_weight(params, config), targets, scale, chunk, table)
+    scores = scored(flat, weight, targets, scale, min(chunk, flat.shape[0]), head_table(config, mesh))
     before = mesh.from_before(segment_ids[:, -1:], "context")
     inside = (jnp.concatenate([before, segment_ids[:, :-1]], axis=1) == segment_ids) & (segment_ids > 0)
 
@@ -76,104 +79,17 @@ def token_logprobs(
     return shifted(scores[0]), shifted(scores[1])
 
 
+def head_table(config: Qwen35MoeConfig, mesh: MeshShape) -> Table:
+    """How a model's table `[M, V]` is spread; where the embedding serves as head, it is the transposed one."""
+    splits = RULES.splits(parameters(config)["embedding" if config.tie_word_embeddings else "head"])
+    if config.tie_word_embeddings:
+        splits = splits[::-1]
+    return Table(tuple((dim, axes) for dim, split in enumerate(splits) for axes in mesh.steps(split.storage)))
+
+
 def _share(x: jax.Array, mesh: MeshShape) -> jax.Array:
     """The tokens that this rank of the tensor axis scores, of those that all its ranks hold."""
     if mesh.tensor == 1:
         return x
     size = x.shape[0] // mesh.tensor
     return lax.dynamic_slice_in_dim(x, mesh.index("tensor") * size, size, 0)
-
-
-class _Table(NamedTuple):
-    """How the parts `[M, V]` of the head's weight become whole."""
-
-    declared: Parameter
-    mesh: MeshShape
-
-    @classmethod
-    def of(cls, config: Qwen35MoeConfig, mesh: MeshShape) -> _Table:
-        """The table of a model; where the embedding serves as head, it is the transposed one."""
-        declared = parameters(config)["embedding" if config.tie_word_embeddings else "head"]
-        if config.tie_word_embeddings:
-            declared = replace(declared, shape=declared.shape[::-1], axes=declared.axes[::-1])
-        return cls(declared, mesh)
-
-    def gather(self, part: jax.Array) -> jax.Array:
-        return RULES.gather(part, self.declared, self.mesh)
-
-    def scatter_sum(self, whole: jax.Array) -> jax.Array:
-        return RULES.scatter_sum(whole, self.declared, self.mesh)
-
-
-def _score(
-    hidden_NM: jax.Array, part_MV: jax.Array, targets_N: jax.Array, scale: jax.Array, chunk: int, table: _Table
-) -> tuple[jax.Array, jax.Array]:
-    """Log-probability of each target and entropy, `[N]` each, `chunk` tokens at a time."""
-    weight = table.gather(part_MV).astype(hidden_NM.dtype)
-
-    def score(inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        hidden, targets = inputs
-        shifted, total, exps = _softmax_parts(hidden, weight, scale)
-        log_total = jnp.log(total)
-        chosen = jnp.take_along_axis(shifted, targets[:, None], axis=1)
-        entropy = log_total - (exps * shifted).sum(-1, keepdims=True) / total
-        return (chosen - log_total)[:, 0], entropy[:, 0]
-
-    lp, entropy = lax.map(score, (_chunks(hidden_NM, chunk), _chunks(targets_N, chunk)))
-    return lp.reshape(-1)[: len(targets_N)], entropy.reshape(-1)[: len(targets_N)]
-
-
-_scored = jax.custom_vjp(_score, nondiff_argnums=(4, 5))
-
-
-def _scored_forward(
-    hidden: jax.Array, part: jax.Array, targets: jax.Array, scale: jax.Array, chunk: int, table: _Table
-) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
-    out = _score(hidden, part, targets, scale, chunk, table)
-    return out, (hidden, part, targets, scale, out[1])
-
-
-def _scored_backward(
-    chunk: int, table: _Table, saved: tuple[jax.Array, ...], cotangents: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array | None, ...]:
-    hidden_NM, part_MV, targets_N, scale, entropy_N = saved
-    if table.mesh.size() > 1:  # gathered anew, rather than kept from the forward pass
-        part_MV, entropy_N = lax.optimization_barrier((part_MV, entropy_N))
-    weight = table.gather(part_MV).astype(hidden_NM.dtype)
-
-    def step(dweight: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-        hidden, targets, entropy, dlp, dentropy = inputs
-        shifted, total, exps = _softmax_parts(hidden, weight, scale)
-        probs = exps / total
-        chosen = jnp.arange(weight.shape[1])[None] == targets[:, None]
-        surprise = shifted - jnp.log(total) + entropy[:, None]  # log p + H
-        dlogits = dlp[:, None] * (chosen - probs) - dentropy[:, None] * probs * surprise
-        dlogits = lax.optimization_barrier((dlogits * scale).astype(hidden.dtype))
-        dhidden = lax.dot_general(dlogits, weight, (((1,), (1,)), ((), ())))
-        return dweight + lax.dot_general(
-            hidden, dlogits, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
-        ), dhidden
-
-    arrays = (hidden_NM, targets_N, entropy_N, *cotangents)
-    dweight, dhidden = lax.scan(step, jnp.zeros(weight.shape, jnp.float32), tuple(_chunks(x, chunk) for x in arrays))
-    dhidden = dhidden.reshape(-1, hidden_NM.shape[1])[: len(targets_N)]
-    return dhidden, table.scatter_sum(dweight.astype(part_MV.dtype)), None, jnp.zeros_like(scale)
-
-
-_scored.defvjp(_scored_forward, _scored_backward)
-
-
-def _softmax_parts(hidden: jax.Array, weight: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Scaled logits less their maximum, the sum of their exps `[n, 1]`, and the exps."""
-    scaled = jnp.matmul(hidden, weight, preferred_element_type=jnp.float32) * scale
-    shifted = scaled - scaled.max(-1, keepdims=True)
-    exps = jnp.exp(shifted)
-    return shifted, exps.sum(-1, keepdims=True), exps
-
-
-def _chunks(x: jax.Array, chunk: int) -> jax.Array:
-    """`[N, ...]` to `[ceil(N / chunk), chunk, ...]`, padded with zeros."""
-    pad = -x.shape[0] % chunk
-    if pad:
-        x = jnp.pad(x, ((0, pad), *((0, 0),) * (x.ndim - 1)))
-    return x.reshape(-1, chunk, *x.shape[1:])

@@ -83,17 +83,17 @@ class MeshShape:
 
     def gather(self, x: jax.Array, axes: Sequence[str], dim: int) -> jax.Array:
         """The parts of all devices along these axes, joined at `dim` in their order. Transposed: `scatter_sum`."""
-        for over in reversed(self._steps(axes)):
+        for over in reversed(self.steps(axes)):
             x = lax.all_gather(x, over, axis=dim, tiled=True)
         return x
 
     def scatter_sum(self, x: jax.Array, axes: Sequence[str], dim: int) -> jax.Array:
         """This device's part, cut at `dim`, of the sum over these axes. Transposed: `gather`."""
-        for over in self._steps(axes):
+        for over in self.steps(axes):
             x = lax.psum_scatter(x, over, scatter_dimension=dim, tiled=True)
         return x
 
-    def _steps(self, axes: Sequence[str]) -> list[tuple[str, ...]]:
+    def steps(self, axes: Sequence[str]) -> list[tuple[str, ...]]:
         """The axes in the groups in which they are gone over, major first.
 
         What goes over a whole mesh at once is compiled as an all-reduce of twice the bytes on TPUs.

@@ -126,6 +126,7 @@ def micro_batch_objective(algorithm: Algorithm, scored: Scored, context_length: 
     Returns:
         The numerator, float32 scalar, to be differentiated; and the sums, without gradient.
     """
+    scored = _candidates_only(scored)
     lp, behaviour, segments = scored.logprobs, scored.behaviour_logprobs, scored.segment_ids
     candidates = scored.loss_mask
     error = algorithms.logprob_error(lp, behaviour, candidates, segments)
@@ -157,6 +158,20 @@ def micro_batch_objective(algorithm: Algorithm, scored: Scored, context_length: 
         dropped_used=jnp.int32(0),
     )
     return numerator, jax.lax.stop_gradient(sums)
+
+
+def _candidates_only(scored: Scored) -> Scored:
+    """Scores of other tokens replaced by 0, so that what is not a number there reaches no sum and no gradient."""
+
+    def kept(x: jax.Array) -> jax.Array:
+        return jnp.where(scored.loss_mask > 0, x, 0.0)
+
+    reference = scored.reference_logprobs
+    return scored._replace(
+        logprobs=kept(scored.logprobs),
+        entropy=kept(scored.entropy),
+        reference_logprobs=None if reference is None else kept(reference),
+    )
 
 
 def _gate(algorithm: Algorithm, lp: jax.Array, behaviour: jax.Array, mask: jax.Array, segments: jax.Array) -> jax.Array:

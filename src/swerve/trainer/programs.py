@@ -9,7 +9,8 @@
 
 On a mesh those that run the model are one manual program: rows are split over `fsdp` and `expert`, a row over
 `context`, and the objective, which needs whole rows, is computed from gathered log-probabilities by every device of a
-row alike. A micro-batch in which a pair finds no place adds nothing at all; it is for the caller to compute it again.
+row alike. With the plain head only the model is manual; head, objective and gradients are written for whole arrays.
+A micro-batch in which a pair finds no place adds nothing at all; it is for the caller to compute it again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from swerve.config.schema import Execution as ExecutionSection
 from swerve.config.schema import Mesh as MeshSection
 from swerve.config.schema import Remat as RematSection
 from swerve.models.sharding import RULES
-from swerve.parallel import ROW_AXES, MeshShape
+from swerve.parallel import ONE_DEVICE, ROW_AXES, MeshShape
 from swerve.trainer.objective import Scored, Sums, micro_batch_objective
 from swerve.trainer.optimizer import Adam, AdamState, Params, UpdateNumbers
 
@@ -98,7 +99,9 @@ class Programs:
         self._objective = objective
         self._adam = adam
         self._mesh = mesh
-        self._shape: MeshShape = objective.execution.mesh
+        self._plain = objective.execution.head == "plain"
+        # The mesh as the loss sees it: arrays are this device's, or whole.
+        self._shape: MeshShape = ONE_DEVICE if self._plain else objective.execution.mesh
         self._declared = parallel.flatten_names(models.parameters(objective.config))
         self.num_traced = 0
         dropless = replace(objective.execution, buffer_factor=None)
@@ -110,7 +113,7 @@ class Programs:
         self.accumulate = self._accumulating(objective.execution)
         self.accumulate_dropless = self._accumulating(dropless)
         self.update = jax.jit(self._update, donate_argnums=(0, 1))
-        self.score = jax.jit(self._manual(self._score, (self._params_spec, BATCH_SPEC, None), BATCH_SPEC))
+        self.score = self._compiled(self._score, (self._params_spec, BATCH_SPEC, None), (BATCH_SPEC, BATCH_SPEC))
 
     # ------------------------------------------------------------------------------------------------ placement
 
@@ -125,6 +128,17 @@ class Programs:
     def batch_sharding(self) -> NamedSharding | None:
         """Where a micro-batch lives."""
         return None if self._mesh is None else NamedSharding(self._mesh, BATCH_SPEC)
+
+    @property
+    def _head_layout(self) -> models.HeadLayout | None:
+        if self._mesh is None:
+            return None
+        config = self._objective.config
+        if config.tie_word_embeddings:
+            spec = PartitionSpec(*reversed(self._params_spec["embedding"]))
+        else:
+            spec = self._params_spec["head"]
+        return models.HeadLayout(self._mesh, BATCH_SPEC, spec)
 
     @property
     def may_drop(self) -> bool:
@@ -142,11 +156,18 @@ class Programs:
         sums: Any = PartitionSpec()
         spec = Accumulated(self._params_spec, sums)
         inputs = (self._params_spec, self._params_spec, spec, BATCH_SPEC)
-        return jax.jit(self._manual(accumulate, inputs, (spec, PartitionSpec())), donate_argnums=2)
+        return self._compiled(accumulate, inputs, (spec, PartitionSpec()), donate_argnums=2)
 
     @property
     def _params_spec(self) -> Any:
         return None if self._mesh is None else models.parameter_specs(self._objective.config, self._mesh)
+
+    def _compiled(self, function: Callable[..., Any], inputs: Any, outputs: Any, **options: Any) -> Any:
+        """The function, jitted: as every device runs it or, around a plain head, as it is written."""
+        if self._mesh is None or not self._plain:
+            return jax.jit(self._manual(function, inputs, outputs), **options)
+        mesh = self._mesh
+        return jax.jit(function, out_shardings=jax.tree.map(lambda s: NamedSharding(mesh, s), outputs), **options)
 
     def _manual(self, function: Callable[..., Any], inputs: tuple[Any, ...], outputs: Any) -> Callable[..., Any]:
         """The function as every device of the mesh runs it; itself where there is no mesh."""
@@ -164,22 +185,48 @@ class Programs:
         return spread
 
     def _forward(
-        self, execution: models.Execution, params: Params, batch: DeviceBatch, temperature: jax.Array | float
+        self,
+        execution: models.Execution,
+        params: Params,
+        batch: DeviceBatch,
+        temperature: jax.Array | float,
+        used: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array, models.ForwardOutput]:
-        """Log-probabilities and entropies `[rows, time]`, and the model's own output."""
+        """Log-probabilities and entropies `[rows, time]`, and the model's own output.
+
+        The plain head leaves out tokens that are not used, if that is said; the other need not be told.
+        """
         config = self._objective.config
-        out = models.forward(
-            params,
-            config,
+
+        def forward(params: Params, batch: DeviceBatch) -> models.ForwardOutput:
+            return models.forward(
+                params,
+                config,
+                batch.tokens,
+                batch.segment_ids,
+                batch.positions,
+                routing=batch.routing,
+                execution=execution,
+                dtype=self._objective.activation_dtype,
+            )
+
+        if not self._plain:
+            out = forward(params, batch)
+            inputs = out.hidden, batch.tokens, batch.segment_ids, temperature
+            return *models.token_logprobs(params, config, *inputs, execution=execution), out
+        rows: Any = BATCH_SPEC
+        whole: Any = PartitionSpec()
+        model = self._manual(forward, (self._params_spec, BATCH_SPEC), models.ForwardOutput(rows, whole, whole))
+        out = model(params, batch)
+        lp, entropy = models.plain_token_logprobs(
+            out.hidden,
+            models.head_weight(params, config),
             batch.tokens,
             batch.segment_ids,
-            batch.positions,
-            routing=batch.routing,
-            execution=execution,
-            dtype=self._objective.activation_dtype,
-        )
-        lp, entropy = models.token_logprobs(
-            params, config, out.hidden, batch.tokens, batch.segment_ids, temperature, execution=execution
+            temperature,
+            chunk=execution.logprob_chunk,
+            used=used,
+            layout=self._head_layout,
         )
         return lp, entropy, out
 
@@ -190,10 +237,11 @@ class Programs:
         objective, shape = self._objective, self._shape
         if objective.freeze_router:
             params = freeze_routers(params)
-        lp, entropy, out = self._forward(execution, params, batch, objective.temperature)
+        given = batch, objective.temperature, batch.loss_mask > 0
+        lp, entropy, out = self._forward(execution, params, *given)
         reference_lp = None
         if reference is not None:
-            reference_lp = jax.lax.stop_gradient(self._forward(execution, reference, batch, objective.temperature)[0])
+            reference_lp = jax.lax.stop_gradient(self._forward(execution, reference, *given)[0])
         scored = Scored(
             logprobs=lp,
             entropy=jax.lax.stop_gradient(entropy),
@@ -305,6 +353,7 @@ def execution_of(execution: ExecutionSection, remat: RematSection, mesh: MeshSha
         buffer_factor=None if isinstance(factor, str) else factor,
         layers=execution.layers,
         remat=models.Remat.from_settings(choices) if remat.enabled else None,
+        head=execution.head,
         logprob_chunk=execution.logprob_chunk,
         mesh=mesh,
     )

@@ -188,6 +188,22 @@ def test_a_limit_that_overflows_is_computed_again_and_one_that_holds_is_not(fact
     assert found[0].dropped_assignments_used == 0
 
 
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        (MeshShape(), {}),
+        (MeshShape(fsdp=2, context=2, expert=2), {"routed": True}),
+        pytest.param(MeshShape(context=2, expert=2, tensor=2), {}, marks=pytest.mark.slow),
+        pytest.param(MeshShape(fsdp=4, tensor=2), {}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_the_plain_head_and_the_sharded_one_train_alike(shape: MeshShape, options: dict[str, bool]) -> None:
+    found = step(on(shape, head="plain", logprob_chunk=12, buffer_factor=0.8), SEQUENCES, **options)
+    assert_equal(found, on_one_device(SEQUENCES, **options))
+    assert found[0].dropped_assignments_used == 0
+
+
 def test_parameters_moments_and_batches_are_spread() -> None:
     trainer = make(on(MeshShape(fsdp=2, context=2, expert=2)))
     expert = trainer.params["blocks"]["delta"]["moe"]["gate_up"]
