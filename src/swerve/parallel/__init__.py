@@ -25,7 +25,7 @@ from swerve.parallel.declared import (
     zeros,
 )
 from swerve.parallel.host import tune_cpu
-from swerve.parallel.mesh import AXES, ONE_DEVICE, ROW_AXES, MeshShape
+from swerve.parallel.mesh import AXES, ONE_DEVICE, ROW_AXES, MeshShape, exchange_steps
 from swerve.parallel.rules import ShardingRules, Split, shardings, specs
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "Split",
     "abstract",
     "constant",
+    "exchange_steps",
     "flatten_names",
     "initialise",
     "log_uniform_step",

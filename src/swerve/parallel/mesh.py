@@ -16,7 +16,7 @@ number, and sums the gradient of what they hold alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,14 +94,8 @@ class MeshShape:
         return x
 
     def steps(self, axes: Sequence[str]) -> list[tuple[str, ...]]:
-        """The axes in the groups in which they are gone over, major first.
-
-        What goes over a whole mesh at once is compiled as an all-reduce of twice the bytes on TPUs.
-        """
-        over = self.over(axes)
-        if len(over) > 1 and self.size(*over) == self.size():
-            return [over[:1], over[1:]]
-        return [over] if over else []
+        """The axes in the groups in which they are gone over; see `exchange_steps`."""
+        return exchange_steps(axes, {axis: getattr(self, axis) for axis in AXES})
 
     def sum(self, tree: Any, axes: Sequence[str] = AXES) -> Any:
         """The sum over these axes of every array."""
@@ -133,6 +127,21 @@ class MeshShape:
         size = getattr(self, axis)
         pairs = [(source, (source + 1) % size) for source in range(size)]
         return jax.tree.map(lambda x: lax.ppermute(x, axis, pairs), tree)
+
+
+def exchange_steps(axes: Sequence[str], sizes: Mapping[str, int]) -> list[tuple[str, ...]]:
+    """The axes in the groups in which an exchange goes over them, major first; those of one device are left out.
+
+    What goes over a whole mesh at once is compiled as an all-reduce of twice the bytes on TPUs.
+
+    Args:
+        axes: To go over, major first.
+        sizes: Devices along each axis of the mesh.
+    """
+    over = tuple(axis for axis in axes if sizes[axis] > 1)
+    if len(over) > 1 and math.prod(sizes[axis] for axis in over) == math.prod(sizes.values()):
+        return [over[:1], over[1:]]
+    return [over] if over else []
 
 
 ONE_DEVICE = MeshShape()
