@@ -78,7 +78,7 @@ def plain_token_logprobs(
     def score(inputs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         hidden, targets, wanted = inputs
         hidden = pinned(jnp.where(wanted[..., None], hidden, 0), PartitionSpec(of_rows))
-        table = pinned(weight.astype(hidden.dtype), at_rest)
+        table = pinned(pinned(weight.astype(hidden.dtype), at_rest), PartitionSpec())  # at rest, then whole
         logits = jnp.einsum("btm,mv->btv", hidden, table, preferred_element_type=jnp.float32) / temperature
         logprobs = jax.nn.log_softmax(pinned(logits, PartitionSpec(of_rows)))
         chosen = jnp.take_along_axis(logprobs, targets[..., None], axis=-1)[..., 0]

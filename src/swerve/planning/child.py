@@ -55,7 +55,7 @@ def load_programs(job: Job) -> Mapping[str, Any]:
     module, _, function = job.programs.partition(":")
     mesh = make_mesh(parse_topology(job.topology), tuple(job.mesh), tuple(job.mesh.values()))
     recipe = parse_recipe(job.recipe, "recipe") if job.recipe else None
-    return getattr(importlib.import_module(module), function)(recipe, mesh)
+    return getattr(importlib.import_module(module), function)(recipe, mesh, **job.options)
 
 
 def describe(program: Any, job: Job) -> Description:

@@ -41,7 +41,7 @@ from swerve.types import MachineError, SwerveError
 Say = Callable[[str], None]
 """Shows a line of progress."""
 
-FORMAT = 1
+FORMAT = 2
 """Of what is kept; entries of another one are made anew."""
 
 _POLL_S = 0.2

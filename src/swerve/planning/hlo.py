@@ -2,7 +2,8 @@
 
 Collectives hide in it: inside fusions, inside asynchronous calls that other cores carry out, inside loops whose length
 is a constant of their condition. This reader follows every call, multiplies by trip counts, and maps the devices of
-each collective back to axes of the mesh. Bytes are counted as in `swerve.planning.jaxpr`.
+each collective back to axes of the mesh. Bytes are counted as in `swerve.planning.jaxpr`, and so are matrix products,
+which on a TPU are convolutions.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from swerve.planning.costs import Collective, wire_bytes
@@ -35,8 +36,9 @@ _GROUPS = re.compile(
     r"(?:replica_groups|source_target_pairs)=(\{\{.*?\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)"
 )
 
-Tally = Counter[tuple[str, tuple[str, ...], int, str]]
-"""Counts, and bytes, by kind, axes, group size, and which of the two."""
+Tally = Counter[tuple[str, tuple[str, ...], int, int]]
+"""Times by kind, axes, group size and bytes of one; FLOPs by `_PRODUCTS`."""
+_PRODUCTS = ("products", (), 0, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,10 +84,14 @@ class Emitted:
     Attributes:
         collectives: By kind and axes, repetitions included, most bytes first.
         num_unknown_loops: Loops with collectives whose length the text does not say; counted once.
+        by_size: The collectives again, those that move arrays of another size apart.
+        flops: Multiplications and additions of matrix products and convolutions, repetitions included.
     """
 
     collectives: tuple[Collective, ...]
     num_unknown_loops: int
+    by_size: tuple[Collective, ...] = ()
+    flops: int = 0
 
 
 def parse_module(text: str) -> Module:
@@ -119,36 +125,54 @@ def read_emitted(module: Module, axis_sizes: Mapping[str, int]) -> Emitted:
     Returns:
         What it does.
     """
-    reader = _Reader(module=module, axis_sizes=axis_sizes)
-    tally = reader.tally(module.entry)
-    collectives = [
-        Collective(
-            kind=kind,
-            axes=axes,
-            group_size=group,
-            count=count,
-            num_bytes=tally[kind, axes, group, "bytes"],
-            wire_bytes=wire_bytes(kind, tally[kind, axes, group, "bytes"], group),
-        )
-        for (kind, axes, group, what), count in tally.items()
-        if what == "count"
-    ]
-    return Emitted(
-        collectives=tuple(sorted(collectives, key=lambda each: -each.num_bytes)),
-        num_unknown_loops=reader.num_unknown_loops,
+    reader = _Reader(
+        module=module,
+        axis_sizes=axis_sizes,
+        shapes={line.name: line.shape for lines in module.computations.values() for line in lines},
     )
+    tally = reader.tally(module.entry)
+    flops = tally.pop(_PRODUCTS, 0)
+    totals: dict[tuple[str, tuple[str, ...], int], list[int]] = {}
+    for (kind, axes, group, num_bytes), count in tally.items():
+        total = totals.setdefault((kind, axes, group), [0, 0])
+        total[0] += count
+        total[1] += count * num_bytes
+    return Emitted(
+        collectives=_most_first(_collective(*key, *total) for key, total in totals.items()),
+        num_unknown_loops=reader.num_unknown_loops,
+        by_size=_most_first(
+            _collective(kind, axes, group, count, count * size) for (kind, axes, group, size), count in tally.items()
+        ),
+        flops=flops,
+    )
+
+
+def _collective(kind: str, axes: tuple[str, ...], group: int, count: int, num_bytes: int) -> Collective:
+    return Collective(
+        kind=kind,
+        axes=axes,
+        group_size=group,
+        count=count,
+        num_bytes=num_bytes,
+        wire_bytes=wire_bytes(kind, num_bytes, group),
+    )
+
+
+def _most_first(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
+    return tuple(sorted(collectives, key=lambda each: -each.num_bytes))
 
 
 @dataclass(kw_only=True, slots=True)
 class _Reader:
     module: Module
     axis_sizes: Mapping[str, int]
+    shapes: Mapping[str, str]
     num_unknown_loops: int = 0
     known: dict[str, Tally] = field(default_factory=dict)
     axes_of_group: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
 
     def tally(self, name: str) -> Tally:
-        """Collectives of a computation and all that it calls."""
+        """Collectives and products of a computation and all that it calls."""
         if name not in self.known:
             self.known[name] = Counter()
             total: Tally = Counter()
@@ -161,18 +185,20 @@ class _Reader:
         opcode = instruction.opcode
         if opcode.removesuffix("-start") in _KINDS:
             return self._collective(instruction)
+        if opcode in _FLOPS:
+            return Counter({_PRODUCTS: _FLOPS[opcode](instruction, self.shapes)})
         if opcode.endswith(("-done", "-update")):
             return Counter()
         if opcode == "while":
             inner = self.tally(re.search(r"\bbody=%?([\w.\-]+)", instruction.text)[1])  # pyright: ignore[reportOptionalSubscript]
             times = trip_count(self.module, instruction)
-            self.num_unknown_loops += times is None and bool(inner)
+            self.num_unknown_loops += times is None and any(key != _PRODUCTS for key in inner)
             return Counter({key: value * (times or 1) for key, value in inner.items()})
         branches = [
             name for many, one in _BRANCHES.findall(instruction.text) for name in re.findall(r"[\w.\-]+", many or one)
         ]
         if branches:
-            return max(map(self.tally, branches), key=lambda each: sum(each.values()))
+            return max(map(self.tally, branches), key=_weight)
         total: Tally = Counter()
         for name in _CALLS.findall(instruction.text):
             total.update(self.tally(name))
@@ -187,7 +213,7 @@ class _Reader:
         # The type of a start names operands beside results, but for reductions, which may reduce several arrays.
         one = kind in ("all_gather", "permute") and instruction.opcode.endswith("-start")
         num_bytes = (max(sizes) if one else sum(sizes)) * (group if kind == "reduce_scatter" else 1)
-        return Counter({(kind, axes, group, "count"): 1, (kind, axes, group, "bytes"): num_bytes})
+        return Counter({(kind, axes, group, num_bytes): 1})
 
     def _group(self, text: str) -> tuple[tuple[str, ...], int]:
         """Mesh axes over which a collective works, and how many devices take part in one group."""
@@ -200,6 +226,39 @@ class _Reader:
             pairs = "source_target_pairs" in found[0]
             self.axes_of_group[found[1]] = group_axes(_first_groups(found[1]), self.axis_sizes, pairs=pairs)
         return self.axes_of_group[found[1]]
+
+
+def _weight(tally: Tally) -> tuple[int, int]:
+    """What a branch costs, to find the heaviest: its FLOPs, then its bytes."""
+    return tally[_PRODUCTS], sum(times * num_bytes for (*_, num_bytes), times in tally.items())
+
+
+def _dot_flops(instruction: Instruction, shapes: Mapping[str, str]) -> int:
+    contracting = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.text)
+    left = _dims(shapes.get(_operands(instruction)[0], ""))
+    inner = math.prod(left[int(dim)] for dim in contracting[1].split(",") if dim) if contracting else 1
+    return 2 * math.prod(_dims(instruction.shape)) * inner
+
+
+def _convolution_flops(instruction: Instruction, shapes: Mapping[str, str]) -> int:
+    kernel = _dims(shapes.get(_operands(instruction)[1], ""))
+    labels = re.search(r"dim_labels=\w+_(\w+)->", instruction.text)
+    outputs = kernel[labels[1].index("o")] if labels and kernel else 1
+    return 2 * math.prod(_dims(instruction.shape)) * math.prod(kernel) // outputs
+
+
+_FLOPS = {"dot": _dot_flops, "convolution": _convolution_flops}
+
+
+def _operands(instruction: Instruction) -> list[str]:
+    inside = instruction.text.partition(f" {instruction.opcode}(")[2]
+    return re.findall(r"%([\w.\-]+)", inside.partition("), ")[0])
+
+
+def _dims(shape: str) -> list[int]:
+    """Sizes of the first array of a type."""
+    found = _ARRAY.search(shape)
+    return [int(size) for size in found[2].split(",") if size] if found else []
 
 
 def trip_count(module: Module, instruction: Instruction) -> int | None:

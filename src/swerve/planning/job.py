@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -17,6 +17,7 @@ class Job:
         mesh: Devices along each axis, major to minor.
         programs: `module:function` of what makes the programs from a recipe and a mesh: `Planned` by name.
         budget_mib: Memory per device that a compiled program may use, MiB.
+        options: Further arguments of what makes the programs, by name.
     """
 
     recipe: str
@@ -24,6 +25,7 @@ class Job:
     mesh: Mapping[str, int]
     programs: str
     budget_mib: int
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
