@@ -446,6 +446,11 @@ class Execution:
         head: `sharded` gathers the table once forward and once backward, and each device scores its own tokens; `plain`
             is its twin, which leaves gradient and exchanges to JAX: slow on a mesh, and there to compare with.
         logprob_chunk: Tokens whose logits are live at a time; of the plain head, columns of all rows.
+        gradient_sum_dtype: Type in which gradients of parameters are added up over devices. `parameter`: their own,
+            cast to float32 after the sum; with bfloat16 that sends half the bytes. `float32`: cast before the sum.
+            It covers the sums of what devices hold alike, of what is gathered for a layer, and of the head's table;
+            the latter two are rounded to the parameter's type once they are summed. A device's own sums, over tokens
+            and micro-batches, and exchanges of activations are what they are in either case.
     """
 
     parameter_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -462,9 +467,14 @@ class Execution:
     layers: Literal["scan", "unroll"] = "unroll"
     head: Literal["sharded", "plain"] = "sharded"
     logprob_chunk: Count = 1024
+    gradient_sum_dtype: Literal["parameter", "float32"] = "parameter"
 
     def contradictions(self) -> Contradictions:
-        """Nothing is set that the kernels chosen do not read."""
+        """Nothing is set that the kernels and types chosen do not read."""
+        if self.head == "plain" and self.gradient_sum_dtype != "parameter":
+            yield "gradient_sum_dtype", 'cannot be chosen with head = "plain": JAX reduces its gradients; remove it'
+        narrow = self.parameter_dtype == "bfloat16"
+        yield from _without_effect(self, narrow, 'parameter_dtype = "float32"', "gradient_sum_dtype")
         yield from _without_effect(self, self.experts == "sorted", f'experts = "{self.experts}"', "expert_block")
 
 
@@ -748,6 +758,8 @@ class TrainRecipe:
                 f"must divide packing.row_length / mesh.context = {packing.row_length // mesh.context} with "
                 'attention = "splash"',
             )
+        if mesh.num_devices == 1 and self.execution.gradient_sum_dtype != "parameter":
+            yield "execution.gradient_sum_dtype", "has no effect on one device: remove it"
         if mesh.context == 1:
             for key in ("context_attention", "delta_precision"):
                 if getattr(self.execution, key) != getattr(Execution(), key):

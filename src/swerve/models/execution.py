@@ -65,6 +65,8 @@ class Execution:
         remat: What a layer keeps for the backward pass; `None` keeps everything.
         head: `sharded`, or the `plain` oracle, which is written for whole arrays.
         logprob_chunk: Tokens whose logits are live at a time; of the plain head, columns.
+        gradient_sum_dtype: Type in which gradients of parameters are added up over devices: the `parameter`'s, or
+            `float32`.
         mesh: Devices that compute together; the functions of the model are then called inside a manual program.
         interpret: Run TPU kernels as plain JAX, for tests where there is no TPU.
     """
@@ -83,8 +85,14 @@ class Execution:
     remat: Remat | None = None
     head: Literal["sharded", "plain"] = "sharded"
     logprob_chunk: int = 1024
+    gradient_sum_dtype: Literal["parameter", "float32"] = "parameter"
     mesh: MeshShape = ONE_DEVICE
     interpret: bool = False
+
+    @property
+    def sum_in_float32(self) -> bool:
+        """Whether gradients are cast to float32 before, rather than after, they are added up over devices."""
+        return self.gradient_sum_dtype == "float32"
 
 
 DEFAULT = Execution()

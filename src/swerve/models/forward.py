@@ -67,7 +67,8 @@ def forward(
         Hidden states of this device's tokens; the router's balance and the dropped pairs of all devices.
     """
     mesh = execution.mesh
-    embedding = RULES.gather(params["embedding"], parameters(config)["embedding"], mesh)
+    wide = execution.sum_in_float32
+    embedding = RULES.gather(params["embedding"], parameters(config)["embedding"], mesh, sum_in_float32=wide)
     x = _embedded(embedding, tokens).astype(dtype)
     run = _Run(of_tensor_rank(config, mesh), config, execution, segment_ids, layers.rotation(positions, config))
     if routing is not None:
@@ -155,7 +156,8 @@ class _Run(NamedTuple):
         """Mixer and experts, each added to the residual stream."""
         parts, routing = inputs
         config, execution, mesh = self.config, self.execution, self.execution.mesh
-        params = RULES.gathered(parts, layer_parameters(self.whole, attention=attends), mesh)
+        declared, wide = layer_parameters(self.whole, attention=attends), execution.sum_in_float32
+        params = RULES.gathered(parts, declared, mesh, sum_in_float32=wide)
         x = checkpoint_name(x, "layer_input")
         normed = layers.rms_norm(x, params["input_norm"], config.rms_norm_eps)
         if attends:

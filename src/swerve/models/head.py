@@ -67,7 +67,7 @@ def token_logprobs(
     following = jnp.concatenate([tokens[:, 1:], mesh.from_after(tokens[:, :1], "context")], axis=1)
     flat, targets = _share(hidden.reshape(-1, hidden.shape[-1]), mesh), _share(following.reshape(-1), mesh)
     scale = 1 / jnp.asarray(temperature, jnp.float32)
-    scores = scored(flat, weight, targets, scale, min(chunk, flat.shape[0]), head_table(config, mesh))
+    scores = scored(flat, weight, targets, scale, min(chunk, flat.shape[0]), head_table(config, execution))
     before = mesh.from_before(segment_ids[:, -1:], "context")
     inside = (jnp.concatenate([before, segment_ids[:, :-1]], axis=1) == segment_ids) & (segment_ids > 0)
 
@@ -79,12 +79,13 @@ def token_logprobs(
     return shifted(scores[0]), shifted(scores[1])
 
 
-def head_table(config: Qwen35MoeConfig, mesh: MeshShape) -> Table:
+def head_table(config: Qwen35MoeConfig, execution: Execution) -> Table:
     """How a model's table `[M, V]` is spread; where the embedding serves as head, it is the transposed one."""
     splits = RULES.splits(parameters(config)["embedding" if config.tie_word_embeddings else "head"])
     if config.tie_word_embeddings:
         splits = splits[::-1]
-    return Table(tuple((dim, axes) for dim, split in enumerate(splits) for axes in mesh.steps(split.storage)))
+    steps = ((dim, axes) for dim, split in enumerate(splits) for axes in execution.mesh.steps(split.storage))
+    return Table(tuple(steps), execution.sum_in_float32)
 
 
 def _share(x: jax.Array, mesh: MeshShape) -> jax.Array:

@@ -11,11 +11,12 @@ own heads or experts; over `storage` axes it is split at rest only, and gathered
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from swerve.parallel.declared import Parameter, ParameterTree, flatten_names, unflatten_names
@@ -90,24 +91,39 @@ class ShardingRules:
             entries.append(over or None)
         return PartitionSpec(*entries)
 
-    def gathered(self, tree: Any, declared: ParameterTree, mesh: MeshShape) -> dict[str, Any]:
+    def gathered(
+        self, tree: Any, declared: ParameterTree, mesh: MeshShape, *, sum_in_float32: bool = False
+    ) -> dict[str, Any]:
         """Arrays as a layer computes with them, from this device's parts at rest; called inside a manual program.
 
         Args:
             tree: This device's parts.
             declared: Their declarations, of the same structure.
             mesh: The mesh.
+            sum_in_float32: Add gradients up in float32 over the devices; each is then rounded to its array's type.
 
         Returns:
             The tree with every dimension whole but for its `compute` axes.
         """
         parts = flatten_names(tree)
         return unflatten_names(
-            {name: self.gather(parts[name], parameter, mesh) for name, parameter in flatten_names(declared).items()}
+            {
+                name: self.gather(parts[name], parameter, mesh, sum_in_float32=sum_in_float32)
+                for name, parameter in flatten_names(declared).items()
+            }
         )
 
-    def gather(self, part: jax.Array, parameter: Parameter, mesh: MeshShape) -> jax.Array:
+    def gather(
+        self, part: jax.Array, parameter: Parameter, mesh: MeshShape, *, sum_in_float32: bool = False
+    ) -> jax.Array:
         """One array as a layer computes with it; see `gathered`."""
+
+        def gather(part: jax.Array) -> jax.Array:
+            return self._gather(part, parameter, mesh)
+
+        return transposed_in_float32(gather)(part) if sum_in_float32 and part.dtype != jnp.float32 else gather(part)
+
+    def _gather(self, part: jax.Array, parameter: Parameter, mesh: MeshShape) -> jax.Array:
         kept, outputs = part.ndim - parameter.outputs, part.shape[part.ndim - parameter.outputs :]
         flat = part.reshape(*part.shape[:kept], -1)  # as the product takes it: the other way needs a copy afterwards
         for dim, split in reversed(list(enumerate(self.splits(parameter)))):  # the leading one last: it is cheapest
@@ -124,6 +140,22 @@ class ShardingRules:
         """Mesh axes along which all devices hold the same part: the gradient is to be summed over them."""
         used = {axis for split in self.splits(parameter) for axis in split.axes}
         return mesh.over([axis for axis in AXES if axis not in used])
+
+
+def transposed_in_float32(linear: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """A linear function of an array, whose gradient goes through its transpose in float32 and is rounded afterwards.
+
+    Args:
+        linear: Takes any type, and gives the same.
+    """
+
+    def backward(part: jax.Array, whole: jax.Array) -> tuple[jax.Array]:
+        wide = jax.ShapeDtypeStruct(part.shape, jnp.float32)
+        return (jax.linear_transpose(linear, wide)(whole.astype(jnp.float32))[0].astype(part.dtype),)
+
+    function = jax.custom_vjp(linear)
+    function.defvjp(lambda part: (linear(part), part), backward)
+    return function
 
 
 def specs(tree: ParameterTree, mesh: Mesh | AbstractMesh, rules: ShardingRules) -> dict[str, Any]:

@@ -287,6 +287,8 @@ class Programs:
         if self._mesh is None:
             return gradients
         named = parallel.flatten_names(gradients)
+        if self._objective.execution.sum_in_float32:
+            named = {name: g.astype(jnp.float32) for name, g in named.items()}
         return parallel.unflatten_names(
             {n: self._shape.sum(g, RULES.held_alike(self._declared[n], self._shape)) for n, g in named.items()}
         )
@@ -355,6 +357,7 @@ def execution_of(execution: ExecutionSection, remat: RematSection, mesh: MeshSha
         remat=models.Remat.from_settings(choices) if remat.enabled else None,
         head=execution.head,
         logprob_chunk=execution.logprob_chunk,
+        gradient_sum_dtype=execution.gradient_sum_dtype,
         mesh=mesh,
     )
 

@@ -7,11 +7,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 import swerve.cli.benches
 from swerve import models
-from swerve.cli.benches import model
+from swerve.cli.benches import head, model
 from swerve.cli.benches._sides import Side, peer_python, start_side
 from swerve.cli.main import main
 from swerve.types import MachineError, SwerveError
@@ -43,6 +44,50 @@ def test_the_kernel_bench_measures_each_part_against_a_product(capsys):
     for name in ("head, forward", "head, forward+backward"):
         assert 0 < figures[name]["value"] < 1.5
         assert figures[f"{name}: time"]["value"] > 0
+
+
+_SMALL = ["--devices", "16", "--row-length", "64", "--width", "32", "--vocabulary", "256", "--chunk", "4"]
+
+
+def _head(capsys, *words: str) -> dict[str, dict]:
+    assert main(["bench", "head", "--json", *_SMALL, *words]) == 0
+    return {figure["name"]: figure for figure in json.loads(capsys.readouterr().out)["figures"]}
+
+
+@pytest.mark.usefixtures("as_users_run")
+def test_the_head_bench_counts_what_both_heads_were_compiled_to(capsys):
+    figures = _head(capsys, "--repetitions", "0")
+
+    def value(head: str, what: str) -> float:
+        return figures[f"{head} head, cpu:16, per device: {what}"]["value"]
+
+    needed = 8 * 4 * 64 * 32 * 256 / 16 / 1e12  # four products of 4 rows
+    assert value("sharded", "products") == pytest.approx(needed)
+    assert value("plain", "products") == pytest.approx(4 * needed)
+    for what in ("table gathers", "table reductions"):
+        assert 1 <= value("sharded", what) <= 2 == figures[f"sharded head, cpu:16, per device: {what}"]["target"]
+        assert value("sharded", f"{what}, those of parts too") <= 4
+        assert value("plain", what) >= 16  # one for each chunk
+        assert value("plain", f"{what}: size") > 10 * value("sharded", f"{what}: size")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_users_run")
+def test_the_head_bench_runs_three_heads_that_find_the_same(capsys):
+    sizes = {"timed-row-length": 32, "timed-width": 8, "timed-vocabulary": 64, "repetitions": 1}
+    figures = _head(capsys, *(w for k, v in sizes.items() for w in (f"--{k}", str(v))))
+    for axis in ("fsdp 2", "context 2"):
+        for arm in ("sharded head", "plain head", "full logits, optax"):
+            assert figures[f"{arm}, {axis}: forward+backward"]["value"] > 0
+            assert figures[f"{arm}, {axis}: temporaries of a device"]["value"] > 0
+        assert figures[f"plain head / sharded head, {axis}: temporaries of a device"]["value"] > 0
+
+
+def test_heads_that_differ_are_not_compared(tmp_path):
+    for name, loss in (("a", 1.0), ("b", 1.001)):
+        np.savez(tmp_path / f"{name}.npz", loss=np.float32(loss))
+    with pytest.raises(MachineError, match=r"loss of b differs from that of a by 1.0e-03 of its size"):
+        head._require_equal(tmp_path, ["a", "b"])
 
 
 _SIDE = """

@@ -316,6 +316,18 @@ def test_a_setting_may_be_a_number_or_a_word(tmp_path, text, value):
             '[execution]\nexperts = "grouped"\nexpert_block = 8',
             'expert_block = 8 has no effect with experts = "grouped"',
         ),
+        (
+            '[mesh]\nfsdp = 2\n[execution]\ngradient_sum_dtype = "float32"',
+            'gradient_sum_dtype = "float32" has no effect with parameter_dtype = "float32"',
+        ),
+        (
+            '[execution]\nparameter_dtype = "bfloat16"\ngradient_sum_dtype = "float32"',
+            'execution.gradient_sum_dtype = "float32" has no effect on one device',
+        ),
+        (
+            '[execution]\nhead = "plain"\nparameter_dtype = "bfloat16"\ngradient_sum_dtype = "float32"',
+            'gradient_sum_dtype = "float32" cannot be chosen with head = "plain"',
+        ),
         ('[remat]\nlayer_input = "offload"', 'remat.layer_input = "offload" has no effect with enabled = false'),
     ],
 )

@@ -183,7 +183,7 @@ def test_a_value_that_is_not_finite_at_a_token_that_counts_reaches_the_gradient(
 
 def test_the_gradient_of_the_table_is_summed_in_float32() -> None:
     """Of many equal bfloat16 tokens: a sum in bfloat16 stands still once a term is less than half its last place."""
-    count = 4096
+    count = 1024
     rng = np.random.default_rng(0)
     hidden = jnp.asarray(rng.uniform(0.5, 1.5, (1, count, WIDTH)), jnp.bfloat16)
     weight = jnp.asarray(rng.standard_normal((WIDTH, VOCAB)), jnp.bfloat16)
@@ -233,7 +233,7 @@ SPECS = [
 
 
 @pytest.mark.parametrize(("tokens", "table"), SPECS, ids=str)
-@pytest.mark.parametrize("order", [ORDERS[0], ORDERS[3]], ids="".join)
+@pytest.mark.parametrize("order", [ORDERS[3]], ids="".join)
 def test_the_order_of_axes_does_not_matter(order: tuple[str, ...], tokens: P, table: P) -> None:
     assert_close(on_layout(laid_out(order, tokens, table)), value_and_gradients(plain, batch(), 0.7))
 

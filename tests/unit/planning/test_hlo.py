@@ -82,6 +82,50 @@ def test_collectives_in_calls_fusions_loops_and_branches():
     assert emitted.num_unknown_loops == 0
 
 
+PRODUCTS = """\
+HloModule jit_products
+
+%fused (q: f32[7,3]) -> f32[2,3,5] {
+  %q = f32[7,3]{1,0} parameter(0)
+  %r = f32[2,7,5]{2,1,0:T(8,128)} parameter(1)
+  %b = f32[2,7,3]{2,1,0} broadcast(%q), dimensions={1,2}
+  ROOT %dot.1 = f32[2,3,5]{2,1,0} dot(%b, %r), lhs_batch_dims={0}, lhs_contracting_dims={1}, rhs_batch_dims={0}, rhs_contracting_dims={1}
+}
+
+%hidden (c: (s32[], f32[7,3])) -> f32[2,3,5] {
+  %c = (s32[], f32[7,3]{1,0}) parameter(0)
+  %e = f32[7,3]{1,0} get-tuple-element(%c), index=1
+  %f = f32[2,3,5]{2,1,0} fusion(%e, %e), kind=kOutput, calls=%fused
+}
+
+%body (o: (s32[], f32[7,3])) -> (s32[], f32[7,3]) {
+  %o = (s32[], f32[7,3]{1,0}) parameter(0)
+  %g = ((s32[], f32[7,3]{1,0}), f32[2,3,5]{2,1,0}, u32[]) async-start(%o), calls=%hidden
+  %h = f32[2,3,5]{2,1,0} async-done(%g), calls=%hidden
+}
+
+ENTRY %main (p: bf16[16,4096]) -> bf16[16,512] {
+  %p = bf16[16,4096]{1,0} parameter(0)
+  %w = bf16[512,4096]{1,0} parameter(1)
+  %loop = (s32[], f32[7,3]{1,0}) while(%t), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"6"}}
+  ROOT %convolution.1 = bf16[16,512]{1,0} convolution(%p, %w), dim_labels=bf_oi->bf
+}
+"""  # noqa: E501
+
+
+def test_products_in_loops_fusions_and_asynchronous_calls_and_as_convolutions():
+    emitted = read_emitted(parse_module(PRODUCTS), SIZES)
+    assert emitted.flops == 6 * 2 * (2 * 3 * 5) * 7 + 2 * 16 * 512 * 4096
+    assert emitted.collectives == emitted.by_size == ()
+
+
+def test_collectives_of_each_size_are_told_apart():
+    emitted = read_emitted(parse_module(HLO), SIZES)
+    both = [(c.count, c.num_bytes) for c in emitted.by_size if c.kind == "all_reduce"]
+    assert both == [(1, 4 * 8 * 4 + 4), (1, 4 * 8 * 2)]
+    assert sum(c.num_bytes for c in emitted.by_size) == sum(c.num_bytes for c in emitted.collectives)
+
+
 def test_a_loop_of_unknown_length_counts_once_and_is_reported():
     unknown = HLO.replace("constant(5)", "parameter(0)")
     emitted = read_emitted(parse_module(unknown), SIZES)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +13,9 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from swerve import models, parallel
-from swerve.config.schema import Algorithm, Optimizer
+from swerve.config.schema import Algorithm, Mesh, Optimizer, TrainRecipe
 from swerve.parallel import MeshShape
-from swerve.trainer import GrpoTrainer, StepStats
+from swerve.trainer import GrpoTrainer, StepStats, plan_programs
 from swerve.types import Group, SwerveError, Trajectory
 
 from .samples import OPEN, make_group, make_trajectory
@@ -80,7 +82,7 @@ def attempt(task: str, index: int, length: int, *, routed: bool) -> Trajectory:
 def make(execution: models.Execution, algorithm: Algorithm = OPEN, weights: Any = None, **options: Any) -> GrpoTrainer:
     settings: dict[str, Any] = {"freeze_router": False, "router_aux_coefficient": 0.02} | options
     return GrpoTrainer(
-        CONFIG,
+        settings.pop("config", CONFIG),
         params() if weights is None else weights,
         algorithm=algorithm,
         optimizer=Optimizer(max_grad_norm=0.5),
@@ -191,8 +193,8 @@ def test_a_limit_that_overflows_is_computed_again_and_one_that_holds_is_not(fact
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
-        (MeshShape(), {}),
         (MeshShape(fsdp=2, context=2, expert=2), {"routed": True}),
+        pytest.param(MeshShape(), {}, marks=pytest.mark.slow),
         pytest.param(MeshShape(context=2, expert=2, tensor=2), {}, marks=pytest.mark.slow),
         pytest.param(MeshShape(fsdp=4, tensor=2), {}, marks=pytest.mark.slow),
     ],
@@ -202,6 +204,64 @@ def test_the_plain_head_and_the_sharded_one_train_alike(shape: MeshShape, option
     found = step(on(shape, head="plain", logprob_chunk=12, buffer_factor=0.8), SEQUENCES, **options)
     assert_equal(found, on_one_device(SEQUENCES, **options))
     assert found[0].dropped_assignments_used == 0
+
+
+@pytest.mark.slow
+def test_an_embedding_that_serves_as_head_trains_alike_with_both_heads() -> None:
+    config = dataclasses.replace(CONFIG, tie_word_embeddings=True)
+    weights = {name: value for name, value in params().items() if name != "head"}
+    found = [
+        step(on(shape, head=head), config=config, weights=weights, temperature=0.5)
+        for shape, head in (
+            (MeshShape(), "sharded"),
+            (MeshShape(fsdp=4, tensor=2), "sharded"),
+            (MeshShape(fsdp=4, tensor=2), "plain"),
+        )
+    ]
+    assert_equal(found[1], found[0])
+    assert_equal(found[2], found[0])
+
+
+def reductions(gradient_sum_dtype: str) -> Counter[tuple[str, str, bool]]:
+    """Reductions over devices in the program of a micro-batch: which, of what type, whether of more than a scalar."""
+    recipe = TrainRecipe()
+    execution = dataclasses.replace(
+        recipe.execution,
+        parameter_dtype="bfloat16",
+        activation_dtype="bfloat16",
+        layers="scan",
+        gradient_sum_dtype=gradient_sum_dtype,
+    )
+    recipe = dataclasses.replace(recipe, execution=execution, mesh=Mesh(fsdp=2, context=2, expert=2))
+    program = plan_programs(recipe, CONFIG, MeshShape(fsdp=2, context=2, expert=2).make())["micro_batch"]
+    text = program.jitted.lower(*program.arguments).as_text()
+    found = re.findall(
+        r'"stablehlo\.(all_reduce|reduce_scatter)".*?\^bb0\(%\w+: tensor<(\w+)>.*?: \(tensor<(\d*)', text, re.DOTALL
+    )
+    return Counter((kind, dtype, bool(size)) for kind, dtype, size in found)
+
+
+def test_gradients_are_cast_to_float32_after_or_before_they_are_summed_over_devices() -> None:
+    after, before = reductions("parameter"), reductions("float32")
+    for kind, least in (("reduce_scatter", 20), ("all_reduce", 5)):
+        moved = after[kind, "bf16", True] - before[kind, "bf16", True]
+        assert moved == before[kind, "f32", True] - after[kind, "f32", True] >= least
+    assert before["all_reduce", "bf16", True] == 0
+    assert before["reduce_scatter", "bf16", True] == 6  # of activations: keys and values of a row, sums of experts
+
+
+@pytest.mark.slow
+def test_the_type_in_which_gradients_are_summed_changes_them_by_rounding() -> None:
+    kinds: dict[str, Any] = {"parameter_dtype": "bfloat16", "activation_dtype": "bfloat16"}
+    shape = MeshShape(fsdp=2, context=2, expert=2)
+    narrow, wide = (step(on(shape, gradient_sum_dtype=dtype), **kinds) for dtype in ("parameter", "float32"))
+    assert wide[0].grad_norm == pytest.approx(narrow[0].grad_norm, rel=1e-2)
+    differences = 0
+    leaves = parallel.flatten_names(narrow[2])
+    for name, value in parallel.flatten_names(wide[2]).items():
+        np.testing.assert_allclose(value, leaves[name], rtol=0, atol=2e-2 * np.abs(leaves[name]).max(), err_msg=name)
+        differences += bool((value != leaves[name]).any())
+    assert differences > len(leaves) / 2
 
 
 def test_parameters_moments_and_batches_are_spread() -> None:

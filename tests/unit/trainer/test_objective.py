@@ -41,6 +41,21 @@ def evaluate(algorithm: Algorithm, logprobs: np.ndarray, rows: slice = slice(Non
     return sums, np.asarray(gradient)
 
 
+@pytest.mark.parametrize("loss", ["forced_on_policy", "clip", "dual_clip", "cispo", "gspo", "no_clip"])
+def test_what_is_not_a_number_outside_the_loss_mask_reaches_no_sum_and_no_gradient(loss: str) -> None:
+    algorithm = dataclasses.replace(OPEN, loss=loss, importance="none", kl_coefficient=0.1)
+    spoilt = np.where(MASK > 0, BEHAVIOUR, np.nan).astype(np.float32)
+
+    def numerator(lp: jax.Array, reference: np.ndarray) -> tuple[jax.Array, Sums]:
+        return micro_batch_objective(algorithm, scored(lp, reference=reference), CONTEXT)
+
+    found, clean = (jax.grad(numerator, has_aux=True)(jnp.asarray(x), x - 0.5) for x in (spoilt, BEHAVIOUR))
+    assert np.isfinite(clean[0]).all() and np.asarray(clean[0])[MASK > 0].all()
+    jax.tree.map(np.testing.assert_array_equal, found, clean)
+    counts = jax.grad(numerator, has_aux=True)(jnp.asarray(BEHAVIOUR).at[0, 1].set(np.nan), BEHAVIOUR)[0]
+    assert np.isnan(counts[0, 1])
+
+
 def test_the_default_is_the_exact_formula() -> None:
     """Gate by geometric mean, weight not truncated, denominator untouched by the gate."""
     shift = np.zeros((2, CONTEXT), np.float32)

@@ -26,7 +26,6 @@ from swerve.cli.benches import Figure
 from swerve.types import MachineError, SwerveError
 
 if TYPE_CHECKING:
-    from swerve.cli.benches._sides import Side
     from swerve.planning.costs import Collective
 
 _PROGRAMS = "swerve.cli.benches._heads:planned_heads"
@@ -48,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("timed-row-length", 512, "tokens of a row, when run"),
         ("timed-width", 256, "of the hidden states, when run"),
         ("timed-vocabulary", 16_384, "when run"),
-        ("repetitions", 5, "of every measurement; 0 runs nothing"),
+        ("repetitions", 3, "of every measurement; 0 runs nothing"),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, metavar="INT", help=f"{text} (%(default)s)")
 
@@ -138,7 +137,7 @@ def _run(axis: str, devices: int, arguments: argparse.Namespace) -> Iterator[Fig
 
     mesh = dict.fromkeys(("fsdp", "context", "expert", "tensor"), 1) | {axis: devices}
     sizes = {"rows": 2 * devices, "row_length": arguments.timed_row_length, "width": arguments.timed_width}
-    sizes |= {"vocabulary": arguments.timed_vocabulary, "chunk": 128, "dtype": "float32"}
+    sizes |= {"vocabulary": arguments.timed_vocabulary, "chunk": 256, "dtype": "float32"}
     command = [sys.executable, "-m", "swerve.cli.benches._heads"]
     threads = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
@@ -149,7 +148,7 @@ def _run(axis: str, devices: int, arguments: argparse.Namespace) -> Iterator[Fig
                 f"{axis} {devices}, {side.name}: {side.ask('open', head=side.name, sizes=sizes, mesh=mesh)['versions']}"
             )
             prepared[side.name] = side.ask("prepare", save=str(Path(directory) / f"{side.name}.npz"))
-        _require_equal(Path(directory), sides)
+        _require_equal(Path(directory), [side.name for side in sides])
         for _ in range(arguments.repetitions):
             for side in sides:
                 runs[side.name].append(side.ask("run"))
@@ -174,17 +173,17 @@ def _values(prepared: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, t
     }
 
 
-def _require_equal(directory: Path, sides: list[Side]) -> None:
+def _require_equal(directory: Path, names: list[str]) -> None:
     """Refuse to compare heads that do not compute the same."""
     import numpy as np
 
-    first, *others = (np.load(directory / f"{side.name}.npz") for side in sides)
-    for side, other in zip(sides[1:], others, strict=True):
+    first, *others = (np.load(directory / f"{name}.npz") for name in names)
+    for name, other in zip(names[1:], others, strict=True):
         for what, expected in first.items():
             error = float(np.abs(other[what] - expected).max() / np.abs(expected).max())
             if not error <= _TOLERANCE:
                 raise MachineError(
-                    f"bench head: {what} of {side.name} differs from that of {sides[0].name} by {error:.1e} of its "
+                    f"bench head: {what} of {name} differs from that of {names[0]} by {error:.1e} of its "
                     f"size, more than {_TOLERANCE:g}: the two do not compute the same"
                 )
 
