@@ -190,7 +190,9 @@ def test_the_gradient_of_the_table_is_summed_in_float32() -> None:
     segments, tokens = jnp.ones((1, count), jnp.int32), jnp.zeros((1, count), jnp.int32)
 
     def gradient(head: Head, *arrays: jax.Array) -> np.ndarray:
-        return np.asarray(jax.grad(lambda w: head(arrays[0], w, tokens, segments)[0].sum())(arrays[1]), np.float64)
+        return np.asarray(
+            jax.jit(jax.grad(lambda w: head(arrays[0], w, tokens, segments)[0].sum()))(arrays[1]), np.float64
+        )
 
     def error(head: Head) -> float:
         wide = gradient(plain_token_logprobs, hidden.astype(jnp.float32), weight.astype(jnp.float32))

@@ -1,6 +1,7 @@
 """What derives from a declared tree."""
 
 import os
+import re
 
 import jax
 import jax.numpy as jnp
@@ -86,3 +87,27 @@ def test_tuning_twice_keeps_what_the_user_set(monkeypatch: pytest.MonkeyPatch) -
     parallel.tune_cpu()
     parallel.tune_cpu()
     assert os.environ["XLA_FLAGS"] == "--xla_backend_optimization_level=3 --xla_cpu_multi_thread_eigen=false"
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_gradients_are_added_up_over_devices_in_the_type_that_is_asked_for(wide: bool) -> None:
+    mesh = parallel.MeshShape(fsdp=2, context=4)
+    rules = ShardingRules(axes={"embed": Split(storage=("fsdp", "context"))})
+    declared = Parameter(shape=(16, 3), axes=("embed", None), initialiser=parallel.ones)
+    spec = rules.spec(declared, mesh.make())
+
+    def of_device(part: jax.Array, weight: jax.Array) -> jax.Array:
+        def loss(part: jax.Array) -> jax.Array:
+            return (rules.gather(part, declared, mesh, sum_in_float32=wide).astype(jnp.float32) * weight).sum()
+
+        return jax.grad(loss)(part)
+
+    by_device = PartitionSpec(("fsdp", "context"))
+    manual = jax.shard_map(of_device, mesh=mesh.make(), in_specs=(spec, by_device), out_specs=spec, check_vma=False)
+    values = jnp.ones((16, 3), jnp.bfloat16), jnp.asarray([[256.0]] + [[1.0]] * 7)
+    found = jax.jit(manual)(*values)
+    assert found.dtype == jnp.bfloat16
+    text = str(jax.make_jaxpr(manual)(*values))
+    assert re.findall(r"(\w+)\[[\d,]+\] = reduce_scatter", text) == ["f32" if wide else "bf16"] * 2
+    if wide:  # 263, between two bfloat16 numbers; each term alone would vanish beside 256
+        np.testing.assert_array_equal(found, np.full((16, 3), 264.0, np.float32).astype(found.dtype))

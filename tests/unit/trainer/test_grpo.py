@@ -381,6 +381,26 @@ def test_a_gradient_that_is_not_finite_changes_nothing(one: GrpoTrainer) -> None
     assert one.version == 2
 
 
+def assert_refused(trainer: GrpoTrainer) -> None:
+    """One sequence of a batch holds a token whose embedding is not finite: others are, and no filter hides it."""
+    group = make_groups(1)[0]
+    others = {token for other in group.trajectories[1:] for token in other.tokens.tolist()}
+    token = next(token for token in group.trajectories[0].tokens.tolist() if token not in others)
+    params = models.initialise(CONFIG, jax.random.key(0))
+    trainer.restore_weights({**params, "embedding": params["embedding"].at[token].set(np.inf)}, version=0)
+    with pytest.raises(NonFiniteGradientError, match="step 1"):
+        trainer.step(trainer.prepare([group]), learning_rate=RATE)
+
+
+def test_a_sequence_that_is_not_finite_refuses_the_update(one: GrpoTrainer) -> None:
+    assert_refused(one)
+
+
+@pytest.mark.slow
+def test_a_sequence_that_is_not_finite_refuses_the_update_with_the_plain_head() -> None:
+    assert_refused(make_trainer(execution=models.Execution(head="plain")))
+
+
 def test_kl_to_the_starting_policy_is_zero_at_the_start_and_pulls_back_afterwards() -> None:
     trainer = make_trainer(dataclasses.replace(OPEN, kl_coefficient=0.5))
     flat = dataclasses.replace(make_groups(1)[0], advantages=np.zeros(4, np.float32))

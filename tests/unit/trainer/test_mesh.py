@@ -207,6 +207,17 @@ def test_the_plain_head_and_the_sharded_one_train_alike(shape: MeshShape, option
 
 
 @pytest.mark.slow
+def test_the_plain_head_on_a_mesh_scores_every_token_as_the_sharded_one_on_one_device() -> None:
+    scores = []
+    for execution in (EXECUTION, on(MeshShape(fsdp=2, context=2, expert=2), head="plain")):
+        trainer = make(execution, temperature=0.7)
+        scores.append(trainer.logprobs(trainer.prepare(groups()).packed.micro_batches[0]))
+    assert (scores[0][1] > 0).sum() > 100
+    for found, expected in zip(scores[1], scores[0], strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+@pytest.mark.slow
 def test_an_embedding_that_serves_as_head_trains_alike_with_both_heads() -> None:
     config = dataclasses.replace(CONFIG, tie_word_embeddings=True)
     weights = {name: value for name, value in params().items() if name != "head"}
@@ -241,6 +252,7 @@ def reductions(gradient_sum_dtype: str) -> Counter[tuple[str, str, bool]]:
     return Counter((kind, dtype, bool(size)) for kind, dtype, size in found)
 
 
+@pytest.mark.slow
 def test_gradients_are_cast_to_float32_after_or_before_they_are_summed_over_devices() -> None:
     after, before = reductions("parameter"), reductions("float32")
     for kind, least in (("reduce_scatter", 20), ("all_reduce", 5)):
