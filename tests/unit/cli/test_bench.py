@@ -88,6 +88,19 @@ def test_heads_that_differ_are_not_compared(tmp_path):
         np.savez(tmp_path / f"{name}.npz", loss=np.float32(loss))
     with pytest.raises(MachineError, match=r"loss of b differs from that of a by 1.0e-03 of its size"):
         head._require_equal(tmp_path, ["a", "b"])
+def test_the_packing_bench_holds_rows_and_times_against_what_they_must_reach(capsys):
+    words = ["bench", "packing", "--json", "--seeds", "2", "--sequences", "256", "1152"]
+    assert main([*words, "--lengths", "gamma", "bimodal"]) == 0
+    figures = {figure["name"]: figure for figure in json.loads(capsys.readouterr().out)["figures"]}
+    for shape in ("gamma", "bimodal"):
+        for count in (256, 1152):
+            title = f"{count} sequences, {shape}"
+            worst = figures[f"{title}: rows / bound, worst"]
+            assert 1 <= worst["value"] <= worst["target"] == 1.03
+            assert 0 <= figures[f"{title}: padding, bound"]["value"] <= figures[f"{title}: padding"]["value"] < 4
+        slowest = figures[f"1152 sequences, {shape}: time, slowest"]
+        assert 0 < slowest["value"] < slowest["target"] == 100
+    assert main(["bench", "packing", "--seeds", "0"]) == 2
 
 
 _SIDE = """
