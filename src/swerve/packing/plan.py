@@ -1,10 +1,10 @@
 """Which sequence lies where: bin packing over lengths.
 
-Two ways are tried, and the one with fewer rows is taken. First-fit decreasing is never far off, and leaves the room of
-each row to whatever comes to fit. Filling looks, for each row that its longest sequence begins, for the sequence or
-the two that leave least room; a row that is full but for a hundredth part is full enough, since closer fits would use
-up the short sequences that later rows need. The order of rows has no effect but on the order of sums in a step: every
-row costs the same, whatever lies in it.
+Several ways are tried, and the one with the fewest rows is taken. First-fit decreasing is never far off. Filling looks,
+for each row that its longest sequence begins, for the sequence or the two that leave least room; a row is full where
+little is left, since closer fits would use up the short sequences that later rows need. How little depends on the
+lengths: where two kinds of sequences hardly fit together, it is more. The order of rows has no effect but on the order
+of sums in a step: every row costs the same, whatever lies in it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from swerve.types import SwerveError
 
-_FULL_ENOUGH = 128
-"""A row is full where at most this part of it, one over the number, is left."""
+_SPARE = (1 / 128, 1 / 16)
+"""Parts of a row of which at most so much may be left in a row that is full, tried in this order."""
 
 Rows = list[list[int]]
 """For each row the sequences in it, as indices into a list of lengths."""
@@ -81,9 +81,10 @@ def plan_rows(lengths: Sequence[int], row_length: int) -> PackingPlan:
             f"raise the row length to at least the episodes' context length"
         )
     order = np.argsort(-sizes, kind="stable")
-    rows = _first_fit(sizes[order], row_length)
-    if len(rows) > fewest_rows(lengths, row_length):
-        rows = min(rows, _filled(sizes[order], row_length), key=len)
+    rows, fewest = _first_fit(sizes[order], row_length), fewest_rows(lengths, row_length)
+    for share in _SPARE:
+        if len(rows) > fewest:
+            rows = min(rows, _filled(sizes[order], row_length, int(share * row_length)), key=len)
     return PackingPlan(row_length=row_length, rows=tuple(_placed(order[row], sizes) for row in rows))
 
 
@@ -125,7 +126,7 @@ def _first_fit(sizes: NDArray[np.int64], row_length: int) -> Rows:
     return rows
 
 
-def _filled(sizes: NDArray[np.int64], row_length: int) -> Rows:
+def _filled(sizes: NDArray[np.int64], row_length: int, spare: int) -> Rows:
     """Row by row: the longest sequence left, then again and again what fits best beside it; `sizes` fall."""
     left, indices = sizes[::-1], np.arange(sizes.size)[::-1]  # shortest first
     rows: Rows = []
@@ -134,7 +135,7 @@ def _filled(sizes: NDArray[np.int64], row_length: int) -> Rows:
         room = row_length - int(left[-1])
         left, indices = left[:-1], indices[:-1]
         while left.size and left[0] <= room:
-            taken = _best_fit(left, room, row_length // _FULL_ENOUGH)
+            taken = _best_fit(left, room, spare)
             rows[-1] += [int(indices[place]) for place in taken]
             room -= int(left[taken].sum())
             left, indices = np.delete(left, taken), np.delete(indices, taken)
