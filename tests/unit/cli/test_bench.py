@@ -253,3 +253,19 @@ def test_the_boundary_bench_sees_the_copy_where_it_is_not_hidden(tiny_policy, ca
 def test_benches_of_the_trainer_refuse_what_they_cannot_do(words, complaint, capsys):
     assert main(["bench", *words]) == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_loss_bench_gives_a_ratio_of_equal_gradients(capsys):
+    words = ["bench", "loss", "--json", "--row-length", "128", "--groups", "2", "--repetitions", "1"]
+    assert main(words) == 0
+    figures = {figure["name"]: figure for figure in json.loads(capsys.readouterr().out)["figures"]}
+    difference = figures["largest difference of a gradient"]
+    assert 0 < difference["value"] < difference["target"]
+    assert figures["one pass: forward passes"]["value"] == pytest.approx(1)
+    assert figures["two passes: forward passes"]["value"] == pytest.approx(2)
+    assert 1.2 < figures["work of two passes / of one"]["value"] <= 4 / 3
+    kept = [figures[f"sequences that the {name} keeps"]["value"] for name in ("gate", "error filter")]
+    assert 0 < kept[0] < kept[1] < 16
+    assert figures["one pass: tokens"]["value"] > 0
+    assert main(["bench", "loss", "--rows", "0"]) == 2
