@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from swerve.config import (
+    AbRecipe,
     PretrainRecipe,
     Recipe,
     Setting,
@@ -23,7 +24,7 @@ from swerve.config import (
 )
 from swerve.config.describe import is_union
 
-R = TypeVar("R", TrainRecipe, PretrainRecipe)
+R = TypeVar("R", TrainRecipe, PretrainRecipe, AbRecipe)
 
 _METAVARS = {bool: "{true,false}", int: "INT", float: "NUMBER", str: "TEXT"}
 _PREFIX = "setting "

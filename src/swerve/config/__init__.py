@@ -7,19 +7,22 @@ value. Importing it costs little and brings in no array library.
 from swerve.config.arithmetic import batch_arithmetic
 from swerve.config.describe import Setting, flatten, settings
 from swerve.config.directories import TINY_POLICY, cache_directory, policy_directory
-from swerve.config.reader import RecipeError, check_recipe, parse_recipe, read_recipe, read_recipe_as
+from swerve.config.reader import RecipeError, arm_recipe, check_recipe, parse_recipe, read_recipe, read_recipe_as
 from swerve.config.render import Difference, diff, digest, render, render_value
-from swerve.config.schema import SCHEMAS, PretrainRecipe, Recipe, TrainRecipe
+from swerve.config.schema import SCHEMAS, AbRecipe, PretrainRecipe, Recipe, RunRecipe, TrainRecipe
 
 __all__ = [
     "SCHEMAS",
     "TINY_POLICY",
+    "AbRecipe",
     "Difference",
     "PretrainRecipe",
     "Recipe",
     "RecipeError",
+    "RunRecipe",
     "Setting",
     "TrainRecipe",
+    "arm_recipe",
     "batch_arithmetic",
     "cache_directory",
     "check_recipe",

@@ -2,7 +2,7 @@
 
 import math
 
-from swerve.config.schema import PretrainRecipe, Recipe, TrainRecipe
+from swerve.config.schema import AbRecipe, PretrainRecipe, Recipe, TrainRecipe
 
 
 def batch_arithmetic(recipe: Recipe, num_train_tasks: int = 0, num_validation_tasks: int = 0) -> dict[str, float]:
@@ -18,6 +18,9 @@ def batch_arithmetic(recipe: Recipe, num_train_tasks: int = 0, num_validation_ta
     """
     if isinstance(recipe, PretrainRecipe):
         return _pretrain(recipe)
+    if isinstance(recipe, AbRecipe):
+        given = recipe.input
+        return {"optimizer_steps": given.num_steps, "global_batch_size": given.num_groups * given.group_size}
     return _train(recipe, num_train_tasks, num_validation_tasks)
 
 

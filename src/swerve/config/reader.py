@@ -14,13 +14,18 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from swerve.config.describe import Setting, field_types, is_section, is_union, settings, split_annotated
-from swerve.config.schema import SCHEMAS, PretrainRecipe, Recipe, TrainRecipe
+from swerve.config.schema import SCHEMAS, AbRecipe, PretrainRecipe, Recipe, TrainRecipe
 from swerve.types import SwerveError
 
 COMMAND_LINE = "command line"
 _MAX_PARENTS = 8
 
-R = TypeVar("R", TrainRecipe, PretrainRecipe)
+R = TypeVar("R", TrainRecipe, PretrainRecipe, AbRecipe)
+
+Arm = Literal["reference", "candidate"]
+ARM_SECTIONS = ("algorithm", "optimizer", "packing", "mesh", "execution", "remat", "training")
+"""Sections of a training recipe in whose settings the arms of a comparison may differ."""
+_OF_ALL_ARMS = ("training.num_steps", "training.time_limit_s", "optimizer.beta1")
 
 
 class RecipeError(SwerveError):
@@ -127,6 +132,47 @@ def check_recipe(recipe: Recipe, name: str = "recipe") -> None:
     _finish(type(recipe), _Source(tree=tree, origins={}, path=name), {})
 
 
+def arm_recipe(recipe: AbRecipe, arm: Arm, name: str = "recipe") -> TrainRecipe:
+    """The training recipe of one arm of a comparison.
+
+    Args:
+        recipe: The comparison.
+        arm: Which.
+        name: What faults call the recipe.
+
+    Returns:
+        The recipe, complete and checked.
+
+    Raises:
+        RecipeError: The arm's settings cannot be used, are none that arms may differ in, or have sequences dropped.
+    """
+    place = f"{name}: arms.{arm}"
+    pairs = (one.partition("=") for one in getattr(recipe.arms, arm))
+    overrides = {key.strip(): value.strip() for key, _, value in pairs}
+    for key in overrides:
+        if key.partition(".")[0] not in ARM_SECTIONS or key in _OF_ALL_ARMS:
+            sections = ", ".join(f"[{section}]" for section in ARM_SECTIONS)
+            raise RecipeError([f"{place}: {key} is the same for all arms: they differ in settings of {sections}"])
+    tree = cast("dict[str, object]", dataclasses.asdict(recipe.without_arms()))
+    made = cast("TrainRecipe", _finish(TrainRecipe, _Source(tree=tree, origins={}, path=place), overrides, place))
+    algorithm, common = made.algorithm, recipe.without_arms().algorithm
+    for key in ("overlong_filter", "logprob_error_threshold"):
+        if getattr(algorithm, key) != getattr(common, key):
+            raise RecipeError([f"{place}: algorithm.{key} would drop sequences, which hides errors: remove it"])
+    if algorithm.importance == "sequence_mask":
+        raise RecipeError([f"{place}: algorithm.importance would drop sequences, which hides errors: remove it"])
+    return made
+
+
+def _faults_of_arms(recipe: AbRecipe, name: str) -> Iterator[str]:
+    arms: tuple[Arm, ...] = ("reference", "candidate")
+    for arm in arms:
+        try:
+            arm_recipe(recipe, arm, name)
+        except RecipeError as error:
+            yield from error.problems
+
+
 # -------------------------------------------------------------------------------------------------------- files
 
 
@@ -193,7 +239,7 @@ def _merge(base: dict[str, object], over: Mapping[str, object]) -> None:
 # ----------------------------------------------------------------------------------------------------- building
 
 
-def _schema_of(source: _Source) -> type[TrainRecipe] | type[PretrainRecipe]:
+def _schema_of(source: _Source) -> type[TrainRecipe] | type[PretrainRecipe] | type[AbRecipe]:
     kind = source.tree.get("kind")
     if isinstance(kind, str) and kind in SCHEMAS:
         return SCHEMAS[kind]
@@ -202,22 +248,27 @@ def _schema_of(source: _Source) -> type[TrainRecipe] | type[PretrainRecipe]:
     raise RecipeError([source.line("kind", f"{found}: write kind = {known}")])
 
 
-def _finish(schema: type[Any], source: _Source, overrides: Mapping[str, str]) -> Any:
+def _finish(schema: type[Any], source: _Source, overrides: Mapping[str, str], overridden_by: str = COMMAND_LINE) -> Any:
     known = {setting.key: setting for setting in settings(schema)}
-    problems = list(_apply_overrides(source, overrides, known))
+    problems = list(_apply_overrides(source, overrides, known, overridden_by))
     recipe = _build(schema, source.tree, "", source, known, problems)
     if not problems:
         problems.extend(source.line(key, _valued(recipe, key, text)) for key, text in _contradictions(recipe, ""))
+    if not problems and isinstance(recipe, AbRecipe):
+        problems.extend(_faults_of_arms(recipe, source.path))
     if problems:
         raise RecipeError(problems)
     return recipe
 
 
-def _apply_overrides(source: _Source, overrides: Mapping[str, str], known: Mapping[str, Setting]) -> Iterator[str]:
+def _apply_overrides(
+    source: _Source, overrides: Mapping[str, str], known: Mapping[str, Setting], origin: str
+) -> Iterator[str]:
     for key, text in overrides.items():
         setting = known.get(key)
         if setting is None:
-            yield f"{COMMAND_LINE}: --{key} is unknown{_near_key(key, known)}"
+            source.origins[key] = origin
+            yield source.line(key, f"is unknown{_near_key(key, known)}")
             continue
         *sections, name = key.split(".")
         table = source.tree
@@ -227,7 +278,7 @@ def _apply_overrides(source: _Source, overrides: Mapping[str, str], known: Mappi
                 break
             table = cast("dict[str, object]", inner)
         else:
-            source.origins[key] = COMMAND_LINE
+            source.origins[key] = origin
             table[name] = parse_value(setting.type, text)
 
 

@@ -1037,9 +1037,154 @@ class PretrainRecipe:
             )
 
 
-Recipe = TrainRecipe | PretrainRecipe
+# --------------------------------------------------------------------------------------------------- comparisons
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AbInput:
+    """What all arms of a comparison train on: synthetic trajectories with random advantages, drawn from a seed.
+
+    Attributes:
+        seed: Everything drawn at random derives from it.
+        num_steps: Optimizer steps of each arm; later ones show what an update did to the weights.
+        num_groups: Groups of one step.
+        group_size: Trajectories of a group.
+        context_length: Tokens of one trajectory at most.
+        temperature: Of the distribution they count as sampled from.
+    """
+
+    seed: Annotated[int, Range(0, 2**31 - 1)] = 0
+    num_steps: Count = 3
+    num_groups: Count = 4
+    group_size: Annotated[int, Range(3)] = 4
+    context_length: Annotated[int, Range(8)] = 256
+    temperature: PositiveFloat = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AbArms:
+    """What tells the arms of a comparison apart, as settings of a training recipe: `["execution.head=plain"]`.
+
+    Attributes:
+        reference: Settings of the arm that counts as right; it runs twice, which shows how much noise there is.
+        candidate: Settings of the arm that is tested against it.
+    """
+
+    reference: tuple[str, ...] = ("execution.head=plain",)
+    candidate: tuple[str, ...] = ()
+
+    def contradictions(self) -> Contradictions:
+        """Each is a setting, named once, and the arms differ."""
+        for arm in ("reference", "candidate"):
+            given = [one.partition("=") for one in getattr(self, arm)]
+            if wrong := [key for key, sign, value in given if not sign or not key.strip() or not value.strip()]:
+                yield arm, f'has "{wrong[0]}": write each as "section.key=value"'
+            keys = [key.strip() for key, _, _ in given]
+            if twice := [key for key in keys if keys.count(key) > 1]:
+                yield arm, f"sets {twice[0]} twice: remove one"
+        if set(self.reference) == set(self.candidate):
+            yield "candidate", "is the reference: there is nothing to compare"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AbBounds:
+    """How far the candidate may be from the reference, relative to it: `[passes up to, fails above]`.
+
+    Attributes:
+        loss: Of a step.
+        token_logdiff_absmean: Mean difference of trainer's and sampler's log-probabilities.
+        entropy: Mean over tokens.
+        grad_norm: Norm of the whole gradient before clipping.
+        gradient: Of one parameter: the norm of the difference of both gradients.
+        weights: Norm of the difference of both changes since the start, of all weights.
+    """
+
+    loss: tuple[PositiveFloat, ...] = (1e-5, 1e-5)
+    token_logdiff_absmean: tuple[PositiveFloat, ...] = (5e-5, 5e-4)
+    entropy: tuple[PositiveFloat, ...] = (1e-4, 1e-3)
+    grad_norm: tuple[PositiveFloat, ...] = (2e-3, 1e-2)
+    gradient: tuple[PositiveFloat, ...] = (2e-3, 1e-2)
+    weights: tuple[PositiveFloat, ...] = (2e-3, 1e-2)
+
+    def contradictions(self) -> Contradictions:
+        """Two numbers each, of which the second is no smaller."""
+        for field_ in fields(self):
+            pair = getattr(self, field_.name)
+            if len(pair) != 2 or pair[0] > pair[1]:
+                yield field_.name, "must be two numbers, [passes up to, fails above], the second no smaller"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AbRecipe:
+    """A comparison of two ways to train, by their gradients and updates.
+
+    Attributes:
+        kind: `ab`.
+        input: What all arms train on.
+        arms: In which settings they differ.
+        bounds: How far they may differ in results.
+        policy: The language model that is trained.
+        optimizer: How the loss becomes an update.
+        packing: How trajectories are laid into rows.
+        mesh: The trainer's devices.
+        execution: How the trainer computes the model.
+        remat: What a layer keeps for its backward pass.
+    """
+
+    KIND: ClassVar[str] = "ab"
+
+    kind: Literal["ab"] = "ab"
+    input: AbInput = field(default_factory=AbInput)
+    arms: AbArms = field(default_factory=AbArms)
+    bounds: AbBounds = field(default_factory=AbBounds)
+    policy: Policy = field(default_factory=Policy)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    packing: Packing = field(default_factory=Packing)
+    mesh: Mesh = field(default_factory=Mesh)
+    execution: Execution = field(default_factory=Execution)
+    remat: Remat = field(default_factory=Remat)
+
+    def contradictions(self) -> Contradictions:
+        """What no single section can see."""
+        if self.optimizer.beta1 == 1.0:
+            yield "optimizer.beta1", "leaves no gradient in Adam's state, where it is read: lower it"
+
+    def without_arms(self) -> TrainRecipe:
+        """The training recipe that the arms have in common.
+
+        No sequence is dropped for its log-probabilities: gates that drop every sequence would hide errors.
+        """
+        given = self.input
+        return TrainRecipe(
+            run=Run(seed=given.seed),
+            policy=self.policy,
+            rollout=Rollout(
+                prompts_per_step=given.num_groups,
+                generations_per_prompt=given.group_size,
+                context_length=given.context_length,
+                max_new_tokens=1,
+                temperature=given.temperature,
+            ),
+            algorithm=Algorithm(
+                importance="token",
+                importance_cap=float("inf"),
+                overlong_filter=False,
+                logprob_error_threshold=float("inf"),
+            ),
+            optimizer=self.optimizer,
+            packing=self.packing,
+            mesh=self.mesh,
+            execution=self.execution,
+            remat=self.remat,
+            training=Training(num_steps=given.num_steps),
+        )
+
+
+RunRecipe = TrainRecipe | PretrainRecipe
+"""Any recipe whose run leaves a directory."""
+Recipe = RunRecipe | AbRecipe
 """Any recipe; `kind` in the file chooses which."""
 
-SCHEMAS: dict[str, type[TrainRecipe] | type[PretrainRecipe]] = {
-    schema.KIND: schema for schema in (TrainRecipe, PretrainRecipe)
+SCHEMAS: dict[str, type[TrainRecipe] | type[PretrainRecipe] | type[AbRecipe]] = {
+    schema.KIND: schema for schema in (TrainRecipe, PretrainRecipe, AbRecipe)
 }

@@ -23,7 +23,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from swerve.config import Difference, Recipe, diff, flatten, parse_recipe, render
+from swerve.config import Difference, Recipe, RunRecipe, diff, flatten, parse_recipe, render
 from swerve.telemetry.files import force_to_disk, machine_faults, write_atomic, write_json
 from swerve.types import SwerveError
 
@@ -95,7 +95,7 @@ class RunDirectory:
         return self.path / "summary.json"
 
     @classmethod
-    def create(cls, path: Path, recipe: Recipe, provenance: Mapping[str, object]) -> "RunDirectory":
+    def create(cls, path: Path, recipe: RunRecipe, provenance: Mapping[str, object]) -> "RunDirectory":
         """Makes a run's folder, whole or not at all.
 
         Args:
@@ -134,7 +134,7 @@ class RunDirectory:
         return cls(path, lock)
 
     @classmethod
-    def resume(cls, path: Path, recipe: Recipe, provenance: Mapping[str, object]) -> "RunDirectory":
+    def resume(cls, path: Path, recipe: RunRecipe, provenance: Mapping[str, object]) -> "RunDirectory":
         """Takes up a run's folder again.
 
         Args:
@@ -183,7 +183,7 @@ def recipe_of(path: Path) -> Recipe:
     return parse_recipe(file.read_text(encoding="utf-8"), str(file))
 
 
-def choose_path(recipe: Recipe, recipe_path: Path, now: float | None = None) -> Path:
+def choose_path(recipe: RunRecipe, recipe_path: Path, now: float | None = None) -> Path:
     """Where a recipe's next run goes.
 
     Args:
@@ -198,7 +198,7 @@ def choose_path(recipe: Recipe, recipe_path: Path, now: float | None = None) -> 
     return Path(recipe.run.directory) / (recipe.run.name or f"{recipe_path.stem}-{stamp}")
 
 
-def latest_path(recipe: Recipe, recipe_path: Path) -> Path:
+def latest_path(recipe: RunRecipe, recipe_path: Path) -> Path:
     """Where a recipe's last run is, to be resumed.
 
     Args:
@@ -222,7 +222,7 @@ def latest_path(recipe: Recipe, recipe_path: Path) -> Path:
     return found[-1]
 
 
-def identity_digest(recipe: Recipe) -> str:
+def identity_digest(recipe: RunRecipe) -> str:
     """SHA-256 over the settings that decide what a run computes: all but those that may change when it is resumed."""
     decisive = {key: value for key, value in flatten(recipe).items() if not _may_change_key(key)}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()

@@ -216,9 +216,9 @@ def test_all_faults_are_reported_at_once(write):
 
 
 def test_the_kind_chooses_the_schema(write):
-    assert problems(write("")) == ['r.toml: kind is missing: write kind = "train" or "pretrain"']
+    assert problems(write("")) == ['r.toml: kind is missing: write kind = "train" or "pretrain" or "ab"']
     assert problems(write('kind = "tarin"')) == [
-        'r.toml: kind = "tarin" is unknown: write kind = "train" or "pretrain"'
+        'r.toml: kind = "tarin" is unknown: write kind = "train" or "pretrain" or "ab"'
     ]
     with pytest.raises(RecipeError, match='this command needs kind = "pretrain"'):
         read_recipe_as(PretrainRecipe, write('kind = "train"'))
