@@ -88,6 +88,8 @@ def test_heads_that_differ_are_not_compared(tmp_path):
         np.savez(tmp_path / f"{name}.npz", loss=np.float32(loss))
     with pytest.raises(MachineError, match=r"loss of b differs from that of a by 1.0e-03 of its size"):
         head._require_equal(tmp_path, ["a", "b"])
+
+
 def test_the_packing_bench_holds_rows_and_times_against_what_they_must_reach(capsys):
     words = ["bench", "packing", "--json", "--seeds", "2", "--sequences", "256", "1152"]
     assert main([*words, "--lengths", "gamma", "bimodal"]) == 0
