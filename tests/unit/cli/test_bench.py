@@ -12,9 +12,11 @@ import pytest
 
 import swerve.cli.benches
 from swerve import models
-from swerve.cli.benches import head, model
-from swerve.cli.benches._sides import Side, peer_python, start_side
+from swerve.cli.benches import _peer_trl, head, model, step
+from swerve.cli.benches._sides import TRL_PACKAGES, Side, peer_python, start_side
 from swerve.cli.main import main
+from swerve.telemetry import TrajectoryLog
+from swerve.trainer import SyntheticShape, synthetic_groups
 from swerve.types import MachineError, SwerveError
 
 
@@ -176,6 +178,8 @@ def test_a_peer_without_its_packages_is_refused():
         peer_python(sys.executable)
     with pytest.raises(SwerveError, match="/nowhere/python: cannot be run: No such file"):
         peer_python("/nowhere/python")
+    with pytest.raises(SwerveError, match="cannot import numpy, torch, transformers, trl, accelerate and datasets"):
+        peer_python(sys.executable, TRL_PACKAGES)
 
 
 @pytest.mark.slow
@@ -271,3 +275,80 @@ def test_the_loss_bench_gives_a_ratio_of_equal_gradients(capsys):
     assert 0 < kept[0] < kept[1] < 16
     assert figures["one pass: tokens"]["value"] > 0
     assert main(["bench", "loss", "--rows", "0"]) == 2
+# ------------------------------------------------------------------------------------------------------ bench step
+
+_STEP_SIDE = """
+import json, sys
+seconds, loss = map(float, sys.argv[1:3])
+more = {"scoring_seconds": float(sys.argv[3])} if len(sys.argv) > 3 else {}
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["call"] == "run":
+        answer = {"seconds": seconds, "core_seconds": 2 * seconds, "peak_bytes": 1 << 20, **more}
+    else:
+        answer = {"settings": "none", "slots": 80, "seconds": 9.0, "check": {"loss": loss, "gradient_norm": 2.0}}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def _steps_compared(*arguments: tuple[float, ...]) -> dict[str, float]:
+    commands = [[sys.executable, "-c", _STEP_SIDE, *map(str, words)] for words in arguments]
+    with ExitStack() as stack:
+        sides = [stack.enter_context(start_side(f"side {i}", words, 1)) for i, words in enumerate(commands)]
+        return {figure.name: figure.value for figure in step._compare(sides, "context 9", 60, 2)}
+
+
+def test_a_step_is_compared_with_and_without_the_peers_scoring_pass():
+    figures = _steps_compared((0.5, -0.01), (2.0, -0.0100005, 0.5))
+    assert figures["context 9: TRL / swerve"] == pytest.approx(4)
+    assert figures["context 9: TRL without its scoring pass / swerve"] == pytest.approx(3)
+    assert figures["context 9, side 0: tokens"] == pytest.approx(120)
+    assert figures["context 9, side 1: of it the scoring pass"] == pytest.approx(0.5)
+
+
+def test_no_ratio_of_steps_that_differ():
+    with pytest.raises(MachineError, match=r"context 9: loss differs from TRL's by 1\.\de-01 of its size"):
+        _steps_compared((0.5, -0.01), (2.0, -0.009, 0.5))
+
+
+def test_the_peer_reads_the_trajectories_that_were_written(tmp_path):
+    groups = synthetic_groups(SyntheticShape(context_length=128), 2, 3, vocab_size=50, seed=1)
+    log = TrajectoryLog(tmp_path / "trajectories.jsonl")
+    for group in groups:
+        log.append(1, "train", group.trajectories)
+    log.close()
+    read = _peer_trl._read_groups(tmp_path / "trajectories.jsonl")
+    assert [len(group) for group in read] == [3, 3]
+    for attempt, wanted in zip(
+        [*read[0], *read[1]], [one for group in groups for one in group.trajectories], strict=True
+    ):
+        start = len(attempt.prompt_ids)
+        assert attempt.prompt_ids + attempt.completion_ids == wanted.tokens.tolist()
+        assert start > 0 and not wanted.sampled[:start].any()
+        assert attempt.sampled == wanted.sampled[start:].tolist()
+        assert attempt.logprobs == wanted.behaviour_logprobs[start:].tolist()
+        assert attempt.reward == wanted.reward
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--group-size", "2"], "--group-size 2: at least 3"),
+        (["--context-lengths", "512", "32"], "--context-lengths 32: at least 64"),
+        (["--threads", "1000"], "--threads 1000: this process may use 1 to"),
+        (["--trajectories", "x.jsonl"], "--trajectories and --policy go together"),
+    ],
+)
+def test_the_step_bench_refuses_what_it_cannot_measure(words, message, capsys):
+    assert main(["bench", "step", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_our_side_takes_whole_steps(capsys):
+    words = ["bench", "step", "--json", "--context-lengths", "64", "--groups", "1", "--repetitions", "1"]
+    assert main(words) == 0
+    figures = {figure["name"]: figure["value"] for figure in json.loads(capsys.readouterr().out)["figures"]}
+    assert figures["context 64, swerve: gradient norm"] > 0 and figures["context 64, swerve: update norm"] > 0
+    assert 0.1 < figures["context 64, swerve: logprob gap"] < 1
+    assert not any("TRL" in name for name in figures)

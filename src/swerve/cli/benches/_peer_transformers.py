@@ -135,10 +135,10 @@ def timed(call: Callable[[], Any]) -> dict[str, Any]:
     began, cores_began = time.perf_counter(), time.process_time()
     call()
     seconds = {"seconds": time.perf_counter() - began, "core_seconds": time.process_time() - cores_began}
-    return seconds | {"peak_bytes": _peak_bytes()}
+    return seconds | {"peak_bytes": peak_bytes()}
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10

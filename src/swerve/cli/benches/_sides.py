@@ -17,6 +17,7 @@ from swerve.config import cache_directory
 from swerve.types import MachineError, SwerveError
 
 PEER_PACKAGES = ("torch==2.13.0", "transformers==5.24.0")
+TRL_PACKAGES = (*PEER_PACKAGES, "trl==1.16.0", "accelerate==1.15.0", "datasets==5.2.0")
 
 
 class Side:
@@ -69,8 +70,12 @@ def start_side(name: str, command: Sequence[str | Path], threads: int) -> Iterat
             process.communicate()
 
 
-def peer_python(given: str | None) -> Path:
+def peer_python(given: str | None, packages: Sequence[str] = PEER_PACKAGES) -> Path:
     """The interpreter of the peer: as given, or of an environment made once and kept in the cache directory.
+
+    Args:
+        given: Path of an interpreter.
+        packages: What it needs, pinned; importable under the names before the version.
 
     Raises:
         SwerveError: The given interpreter lacks a package.
@@ -78,20 +83,18 @@ def peer_python(given: str | None) -> Path:
     """
     if given:
         python = Path(given)
-        done = _run([python, "-c", "import numpy, torch, transformers"])
-        if done.returncode:
-            raise SwerveError(f"--peer-python {given}: cannot import numpy, torch and transformers")
+        names = ["numpy", *(package.partition("==")[0] for package in packages)]
+        if _run([python, "-c", f"import {', '.join(names)}"]).returncode:
+            raise SwerveError(f"--peer-python {given}: cannot import {', '.join(names[:-1])} and {names[-1]}")
         return python
-    directory = cache_directory() / "peers" / "-".join(p.replace("==", "-") for p in PEER_PACKAGES)
+    directory = cache_directory() / "peers" / "-".join(p.replace("==", "-") for p in packages)
     python = directory / "bin" / "python"
     if not (directory / "complete").exists():
-        print(
-            f"making an environment with {' and '.join(PEER_PACKAGES)} in {directory} ...", file=sys.stderr, flush=True
-        )
+        print(f"making an environment with {' and '.join(packages)} in {directory} ...", file=sys.stderr, flush=True)
         shutil.rmtree(directory, ignore_errors=True)
         for command in (
             [sys.executable, "-m", "venv", directory],
-            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "numpy", *PEER_PACKAGES],
+            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "numpy", *packages],
         ):
             done = _run(command)
             if done.returncode:

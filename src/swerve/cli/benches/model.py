@@ -31,7 +31,7 @@ _PATIENCE = 1.5  # a precision that takes so many times the float32 one is not t
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 _MEASUREMENTS = {"forward_backward": "forward+backward", "prefill": "prefill"}
 _PRECISIONS = ("float32", "bfloat16")
-_MODEL: dict[str, Any] = {
+MODEL: dict[str, Any] = {
     "vocab_size": 2048,
     "hidden_size": 256,
     "num_hidden_layers": 4,
@@ -101,7 +101,7 @@ def _write_inputs(directory: Path, rows: int, row_length: int) -> None:
 
     from swerve import models
 
-    config = models.Qwen35MoeConfig(**_MODEL)
+    config = models.Qwen35MoeConfig(**MODEL)
     models.save_hf(directory, config, models.initialise(config, jax.random.key(0)), "float32")
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, (rows, row_length)).astype(np.int32)
     np.save(directory / "tokens.npy", tokens)
