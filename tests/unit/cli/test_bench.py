@@ -330,6 +330,37 @@ def test_the_peer_reads_the_trajectories_that_were_written(tmp_path):
         assert attempt.reward == wanted.reward
 
 
+_CHOOSING = """
+import json, sys
+tried = {}
+for line in sys.stdin:
+    asked = json.loads(line)
+    tried = asked.get("settings", tried)
+    slow = {"grouped_mm": 3, "eager": 2}[tried["experts"]] + {2: 3, 1: 4, 4: 1, 8: 0}[tried["batch"]]
+    seconds = slow + 5 * tried["checkpointing"] + (tried["waiting"] == "default")
+    print(json.dumps({"versions": "", "group_sizes": [4, 4], "seconds": seconds}), flush=True)
+"""
+
+
+def test_the_peers_settings_are_the_fastest_that_divide_a_step(tmp_path):
+    chosen = step._choose([sys.executable, "-c", _CHOOSING], 1, tmp_path)
+    assert chosen == {"experts": "eager", "batch": 4, "checkpointing": False, "waiting": "passive"}
+
+
+def test_recorded_trajectories_are_those_of_whole_groups_of_the_first_step(tmp_path):
+    whole, cut = synthetic_groups(SyntheticShape(context_length=128), 2, 3, vocab_size=50, seed=1)
+    log = TrajectoryLog(tmp_path / "trajectories.jsonl")
+    log.append(4, "evaluation", cut.trajectories)
+    log.append(5, "train", [*whole.trajectories, *cut.trajectories[:2]])
+    log.append(6, "train", cut.trajectories)
+    log.close()
+    read = step._recorded(tmp_path / "trajectories.jsonl")
+    assert [(one.task_id, one.sample_index) for one in read] == [(whole.task_id, index) for index in range(3)]
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(SwerveError, match=r"empty.jsonl: no graded trajectory of a training step"):
+        step._recorded(tmp_path / "empty.jsonl")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
