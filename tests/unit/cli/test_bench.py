@@ -337,14 +337,16 @@ for line in sys.stdin:
     asked = json.loads(line)
     tried = asked.get("settings", tried)
     slow = {"grouped_mm": 3, "eager": 2}[tried["experts"]] + {2: 3, 1: 4, 4: 1, 8: 0}[tried["batch"]]
-    seconds = slow + 5 * tried["checkpointing"] + (tried["waiting"] == "default")
+    seconds = slow + 5 * tried["checkpointing"] + (tried["waiting"] == "default") + (tried["memory"] == "kept")
     print(json.dumps({"versions": "", "group_sizes": [4, 4], "seconds": seconds}), flush=True)
 """
 
 
 def test_the_peers_settings_are_the_fastest_that_divide_a_step(tmp_path):
     chosen = step._choose([sys.executable, "-c", _CHOOSING], 1, tmp_path)
-    assert chosen == {"experts": "eager", "batch": 4, "checkpointing": False, "waiting": "passive"}
+    assert chosen == {
+        "waiting": "passive", "memory": "default", "experts": "eager", "batch": 4, "checkpointing": False
+    }  # fmt: skip
 
 
 def test_recorded_trajectories_are_those_of_whole_groups_of_the_first_step(tmp_path):
@@ -375,11 +377,15 @@ def test_the_step_bench_refuses_what_it_cannot_measure(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_our_side_takes_whole_steps(capsys):
-    words = ["bench", "step", "--json", "--context-lengths", "64", "--groups", "1", "--repetitions", "1"]
-    assert main(words) == 0
+def test_our_side_takes_whole_steps_on_recorded_trajectories(tiny_policy, tmp_path, capsys):
+    log = TrajectoryLog(tmp_path / "trajectories.jsonl")
+    (group,) = synthetic_groups(SyntheticShape(context_length=64), 1, 4, vocab_size=48, seed=0)
+    log.append(1, "train", group.trajectories)
+    log.close()
+    words = ["--trajectories", str(tmp_path / "trajectories.jsonl"), "--policy", str(tiny_policy), "--repetitions", "1"]
+    assert main(["bench", "step", "--json", *words]) == 0
     figures = {figure["name"]: figure["value"] for figure in json.loads(capsys.readouterr().out)["figures"]}
-    assert figures["context 64, swerve: gradient norm"] > 0 and figures["context 64, swerve: update norm"] > 0
-    assert 0.1 < figures["context 64, swerve: logprob gap"] < 1
+    assert figures["recorded, swerve: gradient norm"] > 0 and figures["recorded, swerve: update norm"] > 0
+    assert 0.05 < figures["recorded, swerve: logprob gap"] < 1
+    assert figures["recorded, swerve: fastest repetition"] <= figures["recorded, swerve: slowest repetition"]
     assert not any("TRL" in name for name in figures)

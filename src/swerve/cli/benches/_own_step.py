@@ -12,6 +12,7 @@ from typing import Any
 
 from swerve import parallel
 from swerve.cli.benches._peer_transformers import answer_requests, peak_bytes, timed
+from swerve.telemetry import restart_with_huge_pages
 
 _STEPS_TO_SETTLE = 8
 
@@ -122,4 +123,5 @@ class _Own:
 
 
 if __name__ == "__main__":
+    restart_with_huge_pages()
     answer_requests(_Own)

@@ -23,6 +23,7 @@ import importlib.util
 import itertools
 import json
 import os
+import sys
 import time
 import types
 from collections.abc import Iterator
@@ -56,11 +57,13 @@ class _Peer:
     """TRL's trainer on the model and the trajectories of the directory.
 
     `settings` has `experts` and their implementation, `batch` sequences computed at once, `checkpointing` of
-    activations, and whether threads without work go to sleep (`waiting` is `passive`) or spin for a while (`default`).
+    activations, whether threads without work go to sleep (`waiting` is `passive`) or spin for a while (`default`), and
+    whether freed memory goes back to the kernel (`memory` is `default`) or is `kept`. The last two are of a process.
     """
 
     def __init__(self, directory: str, threads: int, settings: dict[str, Any]) -> None:
-        _keep_memory()
+        if settings["memory"] == "kept":
+            _keep_memory()
         os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
         if settings["waiting"] == "passive":
             os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is loaded
@@ -221,11 +224,19 @@ def _clock() -> Any:
 
 
 def _keep_memory() -> None:
-    """Keep freed memory in the process, as our side does; a tenth of a step's time here. Only glibc can."""
+    """Keep freed memory in the process: a tenth of a step's time. Only glibc can."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     for name, value in ((-4, 0), (-1, -1), (-8, 1)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_ARENA_MAX
         if mallopt:
             mallopt(name, value)
+
+
+def _restart_with_huge_pages() -> None:
+    """Start this process anew with large blocks of memory in huge pages, as our side does; without effect elsewhere."""
+    name, wanted = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
+    if wanted not in os.environ.get(name, ""):
+        os.environ[name] = wanted
+        os.execv(sys.executable, sys.orig_argv)
 
 
 def _tokenizer() -> Any:
@@ -260,4 +271,5 @@ def _attempt(record: dict[str, Any]) -> _Attempt:
 
 
 if __name__ == "__main__":
+    _restart_with_huge_pages()
     _shared.answer_requests(_Peer)

@@ -40,7 +40,7 @@ _OPTIONS: dict[str, tuple[Any, ...]] = {
     "batch": (2, 1, 4, 8),
     "checkpointing": (False, True),
 }
-_WAITING = ("default", "passive")
+_OF_A_PROCESS: dict[str, tuple[Any, ...]] = {"waiting": ("default", "passive"), "memory": ("default", "kept")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -172,10 +172,10 @@ def _recorded(path: Path) -> list[Any]:
 
 
 def _choose(command: Sequence[str | Path], threads: int, directory: Path) -> dict[str, Any]:
-    """The fastest of TRL's settings, each tried on one step of the first groups, one option after the other."""
+    """The fastest of TRL's settings, each tried on steps of the first group, one option after the other."""
     from swerve.cli.benches._sides import start_side
 
-    first: dict[str, Any] = {name: values[0] for name, values in _OPTIONS.items()}
+    best: dict[str, Any] = {name: values[0] for name, values in (_OF_A_PROCESS | _OPTIONS).items()}
     seconds: dict[str, float] = {}
 
     def try_out(side: Side, candidate: dict[str, Any]) -> float:
@@ -186,20 +186,22 @@ def _choose(command: Sequence[str | Path], threads: int, directory: Path) -> dic
             print(f"TRL, tried: {key}: {seconds[key]:.2f} s", file=sys.stderr, flush=True)
         return seconds[key]
 
-    def tried(waiting: str, options: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-        found = first | {"waiting": waiting}
+    def in_a_process(candidate: dict[str, Any], options: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
         with start_side("TRL", command, threads) as side:
-            told = side.ask("open", directory=str(directory), threads=threads, settings=found)
-            try_out(side, found)
-            sizes = told["group_sizes"]
+            sizes = side.ask("open", directory=str(directory), threads=threads, settings=candidate)["group_sizes"]
             whole = math.gcd(sum(sizes), sum(sizes[:_TRIED_GROUPS]))  # batches must divide both
+            try_out(side, candidate)
             for name, values in options.items():
                 fitting = [value for value in values if name != "batch" or whole % value == 0]
-                found = min((found | {name: value} for value in fitting), key=lambda one: try_out(side, one))
-        return found
+                candidate = min((candidate | {name: value} for value in fitting), key=lambda one: try_out(side, one))
+        return candidate
 
-    waiting = min(_WAITING, key=lambda one: seconds[json.dumps(tried(one, {}))])
-    return tried(waiting, _OPTIONS)
+    for name, values in _OF_A_PROCESS.items():
+        for value in values:
+            if json.dumps(best | {name: value}) not in seconds:
+                in_a_process(best | {name: value}, {})
+        best = min((best | {name: value} for value in values), key=lambda one: seconds[json.dumps(one)])
+    return in_a_process(best, _OPTIONS)
 
 
 # ------------------------------------------------------------------------------------------------------ comparison
