@@ -304,6 +304,7 @@ def test_a_step_is_compared_with_and_without_the_peers_scoring_pass():
     assert figures["context 9: TRL without its scoring pass / swerve"] == pytest.approx(3)
     assert figures["context 9, side 0: tokens"] == pytest.approx(120)
     assert figures["context 9, side 1: of it the scoring pass"] == pytest.approx(0.5)
+    assert "context 9: TRL / swerve" in _steps_compared((0.5, 2e-7), (2.0, 5e-7, 0.5))  # a loss of about nothing
 
 
 def test_no_ratio_of_steps_that_differ():

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _TARGET = 2.5
 _TOLERANCE = 1e-4
+_LEAST_SIZE = {"loss": 0.01, "logprob_gap": 0.1}  # both may lie near 0: smaller ones are compared as if of this size
 _IMPORTANCE_CAP = 2.0
 _ROW_MULTIPLE = 64  # of recorded trajectories' rows
 _TRIED_GROUPS = 1  # that TRL's settings are tried on
@@ -256,7 +257,7 @@ def _ratio(name: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]], 
 
 def _require_agreement(title: str, ours: dict[str, float], theirs: dict[str, float]) -> None:
     for name, expected in theirs.items():
-        error = abs(ours[name] - expected) / abs(expected)
+        error = abs(ours[name] - expected) / max(abs(expected), _LEAST_SIZE.get(name, 0.0))
         if not error <= _TOLERANCE:
             raise MachineError(
                 f"bench: {title}: {name.replace('_', ' ')} differs from TRL's by {error:.1e} of its size, more than "
