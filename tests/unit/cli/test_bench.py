@@ -275,6 +275,8 @@ def test_the_loss_bench_gives_a_ratio_of_equal_gradients(capsys):
     assert 0 < kept[0] < kept[1] < 16
     assert figures["one pass: tokens"]["value"] > 0
     assert main(["bench", "loss", "--rows", "0"]) == 2
+
+
 # ------------------------------------------------------------------------------------------------------ bench step
 
 _STEP_SIDE = """
