@@ -310,6 +310,9 @@ def load_template(name: str) -> Template:
 def prepare_jax(num_devices: int = 1) -> None:
     """Set JAX up for this process: memory as CPUs like it, and a compilation cache under the user's cache directory.
 
+    There is no such cache for simulated devices: programs of several devices that XLA has from it give wrong numbers or
+    end the process (JAX 0.10.2: `swerve ab recipes/ab/boundary.toml` with the cache on).
+
     Args:
         num_devices: Devices that a CPU is to simulate.
     """
@@ -317,6 +320,8 @@ def prepare_jax(num_devices: int = 1) -> None:
     jax = importlib.import_module("jax")
     if num_devices > 1:
         jax.config.update("jax_num_cpu_devices", num_devices)
+        if jax.default_backend() == "cpu":
+            jax.config.update("jax_enable_compilation_cache", False)
     jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "jax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

@@ -42,10 +42,6 @@ def run(arguments: argparse.Namespace) -> int:
     from swerve.cli.composition import load_policy, prepare_jax
 
     prepare_jax(max(arm.mesh.num_devices for arm in arms))
-    import jax
-
-    # Each arm runs what was compiled for it, here and now.
-    jax.config.update("jax_enable_compilation_cache", False)
     from swerve.cli.ab import report, verdicts
     from swerve.cli.ab.arms import run_candidate, run_reference, trainer_of
     from swerve.cli.training import check_computable
