@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tiny
 from swerve import models, parallel
 from swerve.cli.ab import report
 from swerve.cli.ab.arms import Reference, StepRecord, run_candidate, run_reference, trainer_of
@@ -219,12 +220,7 @@ def test_a_report_names_everything_as_json(tmp_path):
 
 # --------------------------------------------------------------------------------------------- real arms, broken
 
-CONFIG = models.Qwen35MoeConfig(
-    vocab_size=48, hidden_size=16, num_hidden_layers=2, full_attention_interval=2, num_attention_heads=2,
-    num_key_value_heads=1, head_dim=8, partial_rotary_factor=0.5, linear_num_key_heads=1, linear_num_value_heads=2,
-    linear_key_head_dim=8, linear_value_head_dim=8, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=8,
-    shared_expert_intermediate_size=8,
-)  # fmt: skip
+CONFIG = dataclasses.replace(tiny.CONFIG, num_experts=8)
 SMALL = AbRecipe(
     input=sections.AbInput(num_steps=2, num_groups=5, group_size=4, context_length=16),
     arms=sections.AbArms(reference=("execution.head=plain",), candidate=("execution.head=sharded",)),

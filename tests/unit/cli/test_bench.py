@@ -18,6 +18,7 @@ from swerve.cli.main import main
 from swerve.telemetry import TrajectoryLog
 from swerve.trainer import SyntheticShape, synthetic_groups
 from swerve.types import MachineError, SwerveError
+from tiny import CONFIG
 
 
 def test_the_sandbox_bench_measures_all_it_promises(capsys):
@@ -209,14 +210,8 @@ TINY_STEPS = {
 @pytest.fixture(scope="module")
 def tiny_policy(tmp_path_factory) -> Path:
     """Hugging Face files of a model that compiles at once."""
-    config = models.Qwen35MoeConfig(
-        vocab_size=48, hidden_size=16, num_hidden_layers=2, full_attention_interval=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, partial_rotary_factor=0.5, linear_num_key_heads=1, linear_num_value_heads=2,
-        linear_key_head_dim=8, linear_value_head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8,
-        shared_expert_intermediate_size=8,
-    )  # fmt: skip
     directory = tmp_path_factory.mktemp("policy")
-    models.save_hf(directory, config, models.initialise(config, jax.random.key(0)))
+    models.save_hf(directory, CONFIG, models.initialise(CONFIG, jax.random.key(0)))
     return directory
 
 
