@@ -1,16 +1,11 @@
 """Logs as writers leave them, whole or killed, become records; what is no record is named by its line."""
 
-import json
-
 import pytest
 
 from swerve.mlperf.read_log import read_log
 from swerve.types import SwerveError
 
-
-def line(key, value=None, time_ms: object = 1_000, event_type: object = "POINT_IN_TIME", **metadata):
-    fields = {"namespace": "", "time_ms": time_ms, "event_type": event_type, "key": key, "value": value}
-    return ":::MLLOG " + json.dumps({**fields, "metadata": {"file": "log.py", "lineno": 1, **metadata}})
+from .logs import line
 
 
 @pytest.fixture
@@ -71,7 +66,7 @@ def test_a_torn_line_that_was_appended_to_is_named_and_what_follows_is_read(writ
         (":::MLLOG [1]", "incomplete", "not a JSON object"),
         (line("seed", 1).replace(', "value": 1', ""), "incomplete", "has no value"),
         (line("seed", 1, time_ms="1.2.3"), "incomplete", "time_ms is no number: 1.2.3"),
-        (line("seed", 1, event_type=3), "incomplete", "must be texts"),
+        (line("seed", 1, event=3), "incomplete", "must be texts"),
         (':::MLLOG {"time_ms":1,"event_type":"","key":"a","value":1,"metadata":[]}', "incomplete", "metadata"),
     ],
 )
