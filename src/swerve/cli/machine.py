@@ -67,16 +67,29 @@ def find_disk(directory: Path) -> Finding:
     return Finding(name="disk", ok=enough, required=False, detail=detail, remedy=remedy)
 
 
-def find_accelerators() -> Finding:
-    """Devices that JAX computes on, asked of JAX in a process of its own."""
-    present = sorted(str(path) for pattern in ("nvidia[0-9]*", "accel[0-9]*") for path in Path("/dev").glob(pattern))
+def ask_jax() -> tuple[str, str, int, str] | None:
+    """What JAX computes on, asked in a process of its own.
+
+    Returns:
+        Its version, the platform, how many devices, and their name; `None` where it does not start.
+    """
     code = "import jax; d = jax.devices(); print(jax.__version__, d[0].platform, len(d), d[0].device_kind, sep='|')"
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
         version, platform, count, kind = done.stdout.strip().splitlines()[-1].split("|")
+        return version, platform, int(count), kind
     except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+        return None
+
+
+def find_accelerators() -> Finding:
+    """Devices that JAX computes on."""
+    present = sorted(str(path) for pattern in ("nvidia[0-9]*", "accel[0-9]*") for path in Path("/dev").glob(pattern))
+    told = ask_jax()
+    if told is None:
         remedy = "install Swerve again: python -c 'import jax; jax.devices()' fails"
         return Finding(name="accelerators", ok=False, required=True, detail="JAX does not start", remedy=remedy)
+    version, platform, count, kind = told
     detail = f"JAX {version} computes on {count} x {kind} ({platform})"
     if present and platform == "cpu":
         unused = f"{detail}; unused: {', '.join(present)}"

@@ -47,7 +47,7 @@ def check_log(log: Log) -> list[Finding]:
     if not log.records and not log.faults:
         return [Finding(kind="empty-log", file=log.path, found="no line with :::MLLOG")]
     looks: tuple[Callable[[Log], Iterator[Finding]], ...] = (
-        *(_lines, _head, _words, _values, _repeated, _clock),
+        *(_lines, _head, _missing, _words, _values, _repeated, _clock),
         *(_outcome, _evaluations, _seeds),
     )
     return [finding for look in looks for finding in look(log)]
@@ -141,6 +141,14 @@ def _head(log: Log) -> Iterator[Finding]:
         yield _about(log, benchmark, "unknown-benchmark", f"{benchmark.value} is no text")
     if division is not None and division.value not in rules.DIVISIONS:
         yield _about(log, division, "unknown-division", f"{division.value}")
+
+
+def _missing(log: Log) -> Iterator[Finding]:
+    if log.value("submission_benchmark", rules.BENCHMARK) != rules.BENCHMARK:
+        return
+    for key in rules.REQUIRED:
+        if log.first(key) is None:
+            yield Finding(kind="missing-key", file=log.path, key=key, found=f"missing; it tells {rules.KEYS[key]}")
 
 
 def _words(log: Log) -> Iterator[Finding]:

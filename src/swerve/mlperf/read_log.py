@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -44,7 +45,9 @@ class LogRecord:
     def samples_count(self) -> int | None:
         """Training samples seen, where the metadata says so."""
         count = self.metadata.get("samples_count")
-        return int(count) if isinstance(count, int | float) and not isinstance(count, bool) else None
+        if isinstance(count, bool) or not isinstance(count, int | float) or not math.isfinite(count):
+            return None
+        return int(count)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

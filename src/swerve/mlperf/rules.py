@@ -77,12 +77,26 @@ KEYS: Mapping[str, str] = {
     "max_steps": "optimizer steps at most",
     "opt_name": "the optimizer",
     "opt_base_learning_rate": "the learning rate",
+    "opt_adamw_beta_1": "the optimizer's beta_1",
+    "opt_adamw_beta_2": "the optimizer's beta_2",
+    "opt_adamw_epsilon": "the optimizer's epsilon",
+    "opt_adamw_weight_decay": "the optimizer's weight decay",
     "opt_gradient_clip_norm": "the bound of the gradient's norm",
+    "opt_learning_rate_warmup_steps": "steps in which the learning rate rises",
+    "opt_learning_rate_decay_schedule": "how the learning rate falls",
+    "generation_training_rollout_temperature": "the temperature of training episodes",
+    "generation_training_rollout_top_p": "top-p of training episodes",
+    "generation_validation_rollout_temperature": "the temperature of evaluation episodes",
+    "generation_validation_rollout_top_p": "top-p of evaluation episodes",
     "num_prompts_per_step": "tasks of one optimizer step",
     "num_generations_per_prompt": "episodes per task",
     "seed": "the run's random seed, an integer",
 }
-"""What a key says, by key."""
+"""What a key tells, by key."""
+REQUIRED = tuple(
+    key for key in KEYS if key not in ("block_start", "block_stop", "eval_start", "eval_stop", "run_stop", "seed")
+)
+"""Keys without which a log is refused, whatever else it holds."""
 
 SYSTEM_FIELDS: Mapping[str, str] = {
     "submitter": "organisation that submits",
