@@ -6,7 +6,7 @@ import importlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from swerve.config import laws
@@ -122,12 +122,14 @@ def _time_to_target(figure: Any, groups: Groups, names: Names) -> bool:
             axes.barh(place, width, left=left, color=_PART_COLORS[part], height=0.72)
             left += width
         score = f"{run.score_s / 60:.1f} min" if run.score_s is not None else run.outcome
-        axes.annotate(score, (left, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+        color = "black" if run.score_s is not None else "#b00020"
+        axes.annotate(
+            score, (left, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9, color=color
+        )
     axes.set_yticks(range(len(runs)), [names[run.path] for run in runs], fontsize=9)
-    axes.invert_yaxis()
+    axes.set_ylim(len(runs) - 0.4, -0.6)
     axes.margins(x=0.14)
-    axes.set_xlabel("minutes since run_start")
-    axes.set_title("Time of each run, and its score (run_stop - run_start)")
+    axes.set(xlabel="minutes, each part summed over the run", title="Time of each run, and its score")
     used = [part for part in _PART_COLORS if any(parts_of_time(run).get(part, 0.0) > 0 for run in runs)]
     _legend_below(figure, [_patch(part) for part in used])
     return True
@@ -155,7 +157,7 @@ def _accuracy(figure: Any, groups: Groups, names: Names) -> bool:
 def _reward(figure: Any, groups: Groups, names: Names) -> bool:
     axes = figure.subplots()
     drawn = _curves(axes, groups, lambda step: step.reward)
-    axes.set(xlabel="training samples", ylabel="mean reward of a step", title="Reward: runs thin, their mean thick")
+    axes.set(xlabel="training samples", ylabel="mean reward of a step", title="Reward: runs thin, their median thick")
     _legend(axes)
     return drawn
 
@@ -166,7 +168,7 @@ def _loss(figure: Any, groups: Groups, names: Names) -> bool:
     drawn = _curves(above, groups, lambda step: step.loss)
     drawn |= _curves(below, groups, lambda step: step.grad_norm)
     below.set_yscale("log")
-    above.set(ylabel="loss", title="Training loss")
+    above.set(ylabel="loss", title="Training loss: runs thin, their median thick")
     below.set(xlabel="training samples", ylabel="gradient norm (log)", title="Gradient norm before clipping")
     _legend(above)
     return drawn
@@ -191,8 +193,8 @@ def _step_time(figure: Any, groups: Groups, names: Names) -> bool:
         for name, width in {**means, "rest of the step": max(0.0, total - sum(means.values()))}.items():
             axes.barh(place, width, left=left, color=_PART_COLORS[name], height=0.6)
             if width > 0.06 * total:
-                axes.text(left + width / 2, place, f"{width:.0f}" if width >= 10 else f"{width:.1f}", ha="center",
-                          va="center", color="white", fontsize=10)  # fmt: skip
+                words, ink = f"{width:.{0 if width >= 10 else 1}f}", "white" if name == "policy training" else "black"
+                axes.text(left + width / 2, place, words, ha="center", va="center", color=ink, fontsize=10)
             left += width
         axes.annotate(f"{total:.1f} s", (left, place), xytext=(4, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(rows)), [label for label, _ in rows])
@@ -214,6 +216,7 @@ def _gap(figure: Any, groups: Groups, names: Names) -> bool:
             drawn |= bool(gaps)
             axes.plot([step.step for step in timed], gaps, "-o", ms=3, lw=1, color=color, label=label_of(group))
     axes.set_yscale("symlog", linthresh=1)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="step", ylabel="seconds not logged (log)", title="Wall time of a step beyond train_step_time")
     _legend(axes)
     return drawn
@@ -232,8 +235,8 @@ def _curves(axes: Any, groups: Groups, value: Callable[[Step], float | None]) ->
             axes.plot([x for x, _ in points], [y for _, y in points], color=color, lw=0.7, alpha=0.45)
             for samples, found in points:
                 by_samples.setdefault(samples, []).append(found)
-        means = {samples: fmean(found) for samples, found in sorted(by_samples.items())}
-        axes.plot(list(means), list(means.values()), color=color, lw=2.2, label=label_of(group))
+        middles = {samples: median(found) for samples, found in sorted(by_samples.items())}
+        axes.plot(list(middles), list(middles.values()), color=color, lw=2.2, label=label_of(group))
     return drawn
 
 

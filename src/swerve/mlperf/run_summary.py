@@ -73,7 +73,7 @@ class Gap:
     """Wall time beside logged step time, in seconds.
 
     Attributes:
-        wall_s: From `run_start` to the last `block_stop`.
+        wall_s: From `run_start` to the last `block_stop`, or to the last statistics where there is none.
         logged_s: Sum of `train_step_time`.
         first_step_s: First step: wall beyond its logged time.
         between_s: Later steps: wall beyond their logged times.
@@ -118,7 +118,7 @@ class RunSummary:
         samples_to_target: Samples seen by the first checkpoint that passes.
         evaluation_s: Sum of `validation_time`.
         evaluation_in_score_s: What of the score follows the last `block_stop`.
-        gap: Wall time beside logged step time; `None` without `run_start`, steps or `block_stop`.
+        gap: Wall time beside logged step time; `None` where no step logged its time.
     """
 
     path: Path
@@ -269,9 +269,9 @@ def _update_s(log: Log, steps: Sequence[Step], passing: Evaluation | None) -> fl
 def _gap(log: Log, steps: Sequence[Step]) -> Gap | None:
     start, end = log.first("run_start"), log.last("block_stop")
     timed = [step for step in steps if step.step_time_s is not None]
-    if start is None or end is None or not timed:
+    if start is None or not timed:
         return None
-    wall = (end.time_ms - start.time_ms) / 1000
+    wall = steps[-1].end_s if end is None else (end.time_ms - start.time_ms) / 1000
     logged = [step.step_time_s or 0.0 for step in timed]
     first = timed[0].end_s - logged[0]
     return Gap(
