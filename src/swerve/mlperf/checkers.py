@@ -272,9 +272,9 @@ def _read_message(log: Log, text: str, severity: str) -> Finding:
 def _occurrences(log: Log, match: re.Match[str], severity: str) -> Finding:
     key, other, count = match[2], match[3], int(match[4] or 0)
     if count > 1:
-        second = log.all(key)[1]
+        line = next((record.line for record in log.all(key)[1:]), 0)
         what = f"{count} records, exactly one is asked for{match[5]}"
-        return Finding(kind="repeated-key", file=log.path, line=second.line, key=key, found=what, severity=severity)
+        return Finding(kind="repeated-key", file=log.path, line=line, key=key, found=what, severity=severity)
     kind = "not-finished" if key == "run_stop" else "missing-key"
     what = f"missing{f', and so is {other}' if other else ''}; it tells {rules.KEYS.get(key, 'what the ruleset asks')}"
     return Finding(kind=kind, file=log.path, key=key, found=what, severity=severity)

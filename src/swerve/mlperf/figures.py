@@ -25,10 +25,12 @@ _PART_COLORS = {
     "after the last logged step": "#cccccc",
     "evaluation in the score": "#009e73",
 }
-_DPI = 130
+_WIDTH = 5.6
+"""Inches; narrow, so that a phone shows words at a readable size."""
+_DPI = 160
 _STYLE = {
-    "font.size": 11,
-    "axes.titlesize": 12,
+    "font.size": 10.5,
+    "axes.titlesize": 11,
     "axes.titlelocation": "left",
     "axes.grid": True,
     "axes.axisbelow": True,
@@ -36,7 +38,7 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
-    "legend.fontsize": 10,
+    "legend.fontsize": 9.5,
     "figure.constrained_layout.use": True,
 }
 Groups = Sequence[Sequence[RunSummary]]
@@ -72,7 +74,7 @@ def draw_figures(groups: Groups, names: Names) -> dict[str, bytes]:
     )
     for name, draw in pictures:
         with context(_STYLE):
-            canvas = figure(figsize=(7.2, 4.2))
+            canvas = figure(figsize=(_WIDTH, 3.8))
             if not draw(canvas, groups, names):
                 continue
             data = io.BytesIO()
@@ -112,7 +114,7 @@ def _time_to_target(figure: Any, groups: Groups, names: Names) -> bool:
     runs = [run for group in groups for run in group]
     if not any(run.gap for run in runs):
         return False
-    figure.set_size_inches(7.2, 1.9 + 0.3 * len(runs))
+    figure.set_size_inches(_WIDTH, 2.1 + 0.28 * len(runs))
     axes = figure.subplots()
     axes.grid(axis="y", visible=False)
     for place, run in enumerate(runs):
@@ -128,7 +130,7 @@ def _time_to_target(figure: Any, groups: Groups, names: Names) -> bool:
         )
     axes.set_yticks(range(len(runs)), [names[run.path] for run in runs], fontsize=9)
     axes.set_ylim(len(runs) - 0.4, -0.6)
-    axes.margins(x=0.14)
+    axes.margins(x=0.2)
     axes.set(xlabel="minutes, each part summed over the run", title="Time of each run, and its score")
     used = [part for part in _PART_COLORS if any(parts_of_time(run).get(part, 0.0) > 0 for run in runs)]
     _legend_below(figure, [_patch(part) for part in used])
@@ -141,15 +143,16 @@ def _accuracy(figure: Any, groups: Groups, names: Names) -> bool:
     axes = figure.subplots()
     for color, group in _colored(groups):
         for run in group:
-            samples, accuracies = (
-                [found.samples for found in run.evaluations],
-                [found.accuracy for found in run.evaluations],
-            )
+            if not run.evaluations:
+                continue
+            samples = [found.samples for found in run.evaluations]
+            accuracies = [found.accuracy for found in run.evaluations]
             axes.plot(samples, accuracies, "-o", color=color, markerfacecolor="none", lw=1, label=label_of(group))
     axes.axhline(laws.TARGET_ACCURACY, color="#444444", lw=1, ls="--")
     axes.annotate(f"target {laws.TARGET_ACCURACY}", (0.01, laws.TARGET_ACCURACY), xycoords=("axes fraction", "data"),
                   xytext=(0, 3), textcoords="offset points", fontsize=10)  # fmt: skip
     axes.set(xlabel="training samples", ylabel="pass@4 on held-out tasks", title="Accuracy of each evaluation")
+    axes.margins(y=0.12)
     _legend(axes)
     return True
 
@@ -163,7 +166,7 @@ def _reward(figure: Any, groups: Groups, names: Names) -> bool:
 
 
 def _loss(figure: Any, groups: Groups, names: Names) -> bool:
-    figure.set_size_inches(7.2, 6)
+    figure.set_size_inches(_WIDTH, 5.8)
     above, below = figure.subplots(2, sharex=True)
     drawn = _curves(above, groups, lambda step: step.loss)
     drawn |= _curves(below, groups, lambda step: step.grad_norm)
@@ -183,7 +186,7 @@ def _step_time(figure: Any, groups: Groups, names: Names) -> bool:
     rows = [(label, steps) for label, steps in rows if steps]
     if not rows:
         return False
-    figure.set_size_inches(7.2, 1.9 + 0.55 * len(rows))
+    figure.set_size_inches(_WIDTH, 1.9 + 0.55 * len(rows))
     axes = figure.subplots()
     axes.grid(axis="y", visible=False)
     parts = dict(zip(("policy training", "exposed generation", "weight sync"), PARTS, strict=True))
@@ -199,7 +202,7 @@ def _step_time(figure: Any, groups: Groups, names: Names) -> bool:
         axes.annotate(f"{total:.1f} s", (left, place), xytext=(4, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(rows)), [label for label, _ in rows])
     axes.invert_yaxis()
-    axes.margins(x=0.12)
+    axes.margins(x=0.18)
     axes.set(xlabel="seconds", title="Mean logged step (train_step_time) by part")
     _legend_below(figure, [_patch(name) for name in (*parts, "rest of the step")])
     return True
@@ -249,7 +252,7 @@ def _patch(part: str) -> Any:
 
 
 def _legend_below(figure: Any, handles: Sequence[Any]) -> None:
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9)
 
 
 def _legend(axes: Any) -> None:

@@ -20,8 +20,9 @@ img { max-width: 100%; height: auto; display: block; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.3rem 0.6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
-th { border-bottom: 2px solid #888; vertical-align: bottom; }
+th { border-bottom: 2px solid #888; vertical-align: bottom; white-space: normal; max-width: 6rem; }
 td:first-child, th:first-child, td.text, th.text { text-align: left; }
+td.text { white-space: normal; min-width: 5rem; }
 td.bad { color: #b00020; font-weight: 600; }
 dt { font-weight: 600; margin-top: 0.5rem; } dd { margin: 0 0 0 1rem; }
 """
@@ -91,7 +92,7 @@ _GROUP_HEADS = (
 )
 _RUN_HEADS = (
     *("run", "outcome", "GBS", "seed", "steps", "score, min", "training to target, min", "samples to target"),
-    *("last accuracy", "evaluations", "evaluation, min", "notes"),
+    *("last accuracy", "evals", "evals, min"),
 )
 _GAP_HEADS = (
     *("run", "wall, s", "logged, s", "steps logged", "gap, s", "gap, %", "first step, s", "between steps, s"),
@@ -126,17 +127,16 @@ def _group_row(group: Group) -> list[str]:
 def _run_row(run: RunSummary, name: str) -> list[str]:
     return [
         name,
-        run.outcome,
+        ": ".join((run.outcome, "; ".join(run.notes))).removesuffix(": "),
         str(run.global_batch_size or "-"),
         str(run.seed if run.seed is not None else "-"),
-        str(max((step.step for step in run.steps), default=0)),
+        str(run.num_steps),
         _minutes(run.score_s),
         _minutes(run.train_to_target_s),
         str(run.samples_to_target or "-"),
         f"{run.evaluations[-1].accuracy:.4f}" if run.evaluations else "-",
         str(len(run.evaluations)),
         _minutes(run.evaluation_s),
-        "; ".join(run.notes),
     ]
 
 
@@ -161,12 +161,12 @@ def _minutes(seconds: float | None) -> str:
     return f"{seconds / 60:.1f}" if seconds is not None else "-"
 
 
-_BAD = frozenset(("aborted", "unfinished", "no run"))
+_BAD = ("aborted", "unfinished", "no run")
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     def cell(tag: str, head: str, text: str) -> str:
-        names = [*(["text"] if head in ("outcome", "notes") else []), *(["bad"] if text in _BAD else [])]
+        names = [*(["text"] if head == "outcome" else []), *(["bad"] if text.startswith(_BAD) else [])]
         kind = f' class="{" ".join(names)}"' if names else ""
         return f"<{tag}{kind}>{escape(text)}</{tag}>"
 

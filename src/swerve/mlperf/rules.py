@@ -3,6 +3,7 @@
 Source: `mlperf-logging` 4.1.68, ruleset 6.1.0; the laws themselves are those of `swerve.config.laws`.
 """
 
+import math
 from collections.abc import Mapping
 
 from swerve.config import laws
@@ -183,4 +184,6 @@ def is_expected(value: object, expected: object) -> bool:
 
 def is_batch_size(value: object) -> bool:
     """Whether a logged global batch size is a positive whole number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and value == int(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return False
+    return value > 0 and value == int(value)

@@ -111,7 +111,8 @@ class RunSummary:
         division: As logged.
         seed: As logged.
         platform: As logged.
-        steps: Steps in order.
+        num_steps: Optimizer steps made, by the last `block_stop` or the last step that logged statistics.
+        steps: Steps that logged statistics, in order.
         evaluations: Accuracies in the order of the file.
         score_s: The score; see the module.
         train_to_target_s: Training to target; see the module.
@@ -128,6 +129,7 @@ class RunSummary:
     division: str
     seed: int | None
     platform: str
+    num_steps: int
     steps: tuple[Step, ...]
     evaluations: tuple[Evaluation, ...]
     score_s: float | None
@@ -172,6 +174,7 @@ def summarize(log: Log) -> RunSummary:
         division=str(log.value("submission_division", "")),
         seed=_whole(log.value("seed")),
         platform=str(log.value("submission_platform", "")),
+        num_steps=_num_steps(log, steps),
         steps=steps,
         evaluations=evaluations,
         score_s=score,
@@ -254,6 +257,12 @@ def _steps(log: Log, start_ms: float) -> tuple[Step, ...]:
         )
         for number in order
     )
+
+
+def _num_steps(log: Log, steps: Sequence[Step]) -> int:
+    size, end = _whole(log.value("global_batch_size")), log.last("block_stop")
+    trained = (end.samples_count or 0) // size if end is not None and size and size > 0 else 0
+    return max(trained, steps[-1].step if steps else 0)
 
 
 def _update_s(log: Log, steps: Sequence[Step], passing: Evaluation | None) -> float | None:

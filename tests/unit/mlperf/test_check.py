@@ -1,6 +1,9 @@
 """The real checkers and those of this package: each kind of fault has its finding, its meaning and its remedy."""
 
+import contextlib
+import json
 import logging
+import random
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,8 @@ import pytest
 from swerve.mlperf.check import check
 from swerve.mlperf.checkers import checker
 from swerve.mlperf.findings import EXPLANATIONS
+from swerve.mlperf.read_log import TOKEN, read_log
+from swerve.mlperf.run_summary import summarize
 from swerve.types import SwerveError
 
 from .logs import START_MS, line, write_log
@@ -223,6 +228,37 @@ def test_what_cannot_be_checked_is_one_line(tmp_path):
         check(tmp_path)
     with pytest.raises(SwerveError, match=r"--ruleset 9.9.9: unknown; one of .*6.1.0"):
         check(write_log(tmp_path / "run.log"), "9.9.9")
+
+
+def test_no_log_however_bent_ends_a_check_or_a_report(tmp_path):
+    """Lines cut, doubled, lost and glued, fields lost or of other types, 60 times."""
+    generator = random.Random(1)
+    odd = [None, "x", [], {}, -1, float("inf"), float("nan"), True, 0, "256", 1.5, [1, 2], "eval_accuracy", 10**30]
+    path = tmp_path / "run.log"
+    for _ in range(60):
+        lines = write_log(path, division=generator.choice(["open", "closed"])).read_text().splitlines()
+        for _ in range(3):
+            place, fields = generator.randrange(len(lines)), {}
+            with contextlib.suppress(ValueError):
+                fields = json.loads(lines[place][len(TOKEN) :])
+            match generator.randrange(6):
+                case 0:
+                    del lines[place]
+                case 1:
+                    lines.insert(generator.randrange(len(lines)), lines[place])
+                case 2:
+                    lines[place] = lines[place][: generator.randrange(len(lines[place]) + 1)]
+                case 3:
+                    lines[place] += generator.choice(lines)
+                case 4 if fields:
+                    fields[generator.choice(list(fields))] = generator.choice(odd)
+                    lines[place] = TOKEN + json.dumps(fields)
+                case 5 if isinstance(fields.get("metadata"), dict):
+                    fields["metadata"][generator.choice(["samples_count", "step", "status"])] = generator.choice(odd)
+                    lines[place] = TOKEN + json.dumps(fields)
+        path.write_text("\n".join(lines))
+        json.dumps(check(tmp_path).to_json())
+        summarize(read_log(path)).to_json()
 
 
 def test_every_explanation_says_what_and_what_to_do():

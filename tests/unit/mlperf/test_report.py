@@ -48,7 +48,9 @@ def test_logged_step_times_are_reconciled_with_the_wall(tmp_path):
     path = tmp_path / "a.log"
     kept = [text for text in path.read_text().splitlines() if "train_step_time" not in text or '"step": 18' not in text]
     path.write_text("\n".join(kept) + "\n")
-    gap = summarize(read_log(path)).gap
+    run = summarize(read_log(path))
+    gap = run.gap
+    assert run.num_steps == 18
     assert (gap.num_logged_steps, gap.first_step_s, gap.between_s, gap.after_s) == (17, 10, 160, 60)
     assert gap.gap_s == gap.first_step_s + gap.between_s + gap.after_s
 
@@ -120,7 +122,7 @@ def test_a_report_is_one_page_its_pictures_and_json(drawn):
         data = path.read_bytes()
         assert data.startswith(b"\x89PNG")
         width = int.from_bytes(data[16:20])
-        assert 900 <= width <= 1000
+        assert 850 <= width <= 950
     page = _Page()
     page.feed((out / "report.html").read_text())
     assert page.open == []
