@@ -112,10 +112,17 @@ def _subject(finding: Finding) -> tuple[object, ...]:
 
 
 def _is_log(path: Path) -> bool:
+    """Whether a file is a log by its name or holds the token; binary files, such as weights, are not read through."""
     if path.match("result_*.txt"):
         return True
-    with path.open("rb") as file:
-        return any(TOKEN.encode() in line for line in file)
+    try:
+        with path.open("rb") as file:
+            if b"\0" in file.read(4096):
+                return False
+            file.seek(0)
+            return any(TOKEN.encode() in line for line in file)
+    except OSError:
+        return True  # reading it says why it cannot be
 
 
 def _division(logs: Sequence[Log]) -> object:

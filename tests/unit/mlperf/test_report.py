@@ -111,6 +111,7 @@ def drawn(tmp_path_factory):
     write_log(folder / "logs" / "GBS512" / "<b>.out", gbs=512, status="aborted", accuracies=(0.5,))
     write_log(folder / "logs" / "waiting.log", gbs=512, status=None, changes={"global_batch_size": None})
     (folder / "logs" / "notes.txt").write_text("not a log\n")
+    (folder / "logs" / "weights.bin").write_bytes(b"\0" * 8 + b":::MLLOG ")
     return folder / "out", make_report([folder / "logs"], folder / "out")
 
 
