@@ -50,7 +50,7 @@ def check(path: Path, ruleset: str = rules.RULESET) -> Verdict:
     """Checks what a path holds.
 
     Args:
-        path: A log; a folder of logs, or of such folders; or a tree with `results` and `systems`.
+        path: A log; a folder of logs, or of such folders; a tree with `results` and `systems`, or the folder it is in.
         ruleset: Version of the rules.
 
     Returns:
@@ -65,8 +65,11 @@ def check(path: Path, ruleset: str = rules.RULESET) -> Verdict:
         log = read_log(path)
         found = merge(check_log(log), checkers.run_compliance(log, ruleset))
         return _verdict(path, "log", ruleset, [log], ("compliance_checker",), found)
-    if (path / "results").is_dir():
-        return _check_tree(path, ruleset)
+    trees = [path] if (path / "results").is_dir() else _trees(path)
+    if len(trees) > 1:
+        raise SwerveError(f"{path}: holds several trees: name one of {', '.join(map(str, trees))}")
+    if trees:
+        return _check_tree(trees[0], ruleset)
     groups = find_logs(path)
     if not groups:
         raise SwerveError(f"{path}: no log in it: name a log, a folder of logs, or a folder with results/ and systems/")
@@ -89,7 +92,8 @@ def find_logs(folder: Path) -> dict[Path, list[Log]]:
     """
     groups: dict[Path, list[Log]] = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.name.startswith(".") and _is_log(path):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.is_file() and not hidden and _is_log(path):
             groups.setdefault(path.parent, []).append(read_log(path))
     return groups
 
@@ -109,6 +113,10 @@ def merge(own: Sequence[Finding], theirs: Sequence[Finding]) -> list[Finding]:
 
 def _subject(finding: Finding) -> tuple[object, ...]:
     return finding.file, finding.kind, finding.key
+
+
+def _trees(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if (path / "results").is_dir() and (path / "systems").is_dir()]
 
 
 def _is_log(path: Path) -> bool:

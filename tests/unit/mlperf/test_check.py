@@ -261,6 +261,18 @@ def test_no_log_however_bent_ends_a_check_or_a_report(tmp_path):
         summarize(read_log(path)).to_json()
 
 
+def test_several_trees_at_once_are_refused_and_hidden_files_left_out(tmp_path):
+    for org in ("A", "B"):
+        (tmp_path / org / "results").mkdir(parents=True)
+        (tmp_path / org / "systems").mkdir()
+    with pytest.raises(SwerveError, match=r"holds several trees: name one of .*/A, .*/B"):
+        check(tmp_path)
+    assert [finding.kind for finding in check(tmp_path / "A").findings] == ["no-results"]
+    write_log(tmp_path / "logs" / ".half" / "run.log")
+    write_log(tmp_path / "logs" / "run.log")
+    assert check(tmp_path / "logs").logs == (tmp_path / "logs" / "run.log",)
+
+
 def test_every_explanation_says_what_and_what_to_do():
     for kind, (meaning, remedy) in EXPLANATIONS.items():
         assert len(meaning) > 20 and len(remedy) > 10, kind

@@ -39,6 +39,7 @@ def test_a_tree_of_three_logs_passes_every_checker(tmp_path, division):
     ]
     verdict = check(tree)
     assert verdict.findings == ()
+    assert check(tmp_path / "out") == verdict
     convergence = ("rcp_checker",) if division == "closed" else ()
     assert set(verdict.checkers) == {
         *("swerve", "compliance_checker", "system_desc_checker", "package_checker"),
