@@ -84,7 +84,7 @@ def draw_figures(groups: Groups, names: Names) -> dict[str, bytes]:
 
 
 def parts_of_time(run: RunSummary) -> dict[str, float]:
-    """Seconds of a run by what they went to; they add up to its wall time, and to its score where it has one."""
+    """Seconds of a run by what they went to; they add up to its wall time and what of the score follows that."""
     if run.gap is None:
         return {}
     timed = [step for step in run.steps if step.step_time_s is not None]
@@ -123,15 +123,17 @@ def _time_to_target(figure: Any, groups: Groups, names: Names) -> bool:
             width = max(0.0, seconds) / 60
             axes.barh(place, width, left=left, color=_PART_COLORS[part], height=0.72)
             left += width
+        if run.score_s is not None:
+            axes.plot([run.score_s / 60] * 2, [place - 0.45, place + 0.45], color="black", lw=1.5)
         score = f"{run.score_s / 60:.1f} min" if run.score_s is not None else run.outcome
         color = "black" if run.score_s is not None else "#b00020"
         axes.annotate(
             score, (left, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9, color=color
         )
     axes.set_yticks(range(len(runs)), [names[run.path] for run in runs], fontsize=9)
-    axes.set_ylim(len(runs) - 0.4, -0.6)
-    axes.margins(x=0.2)
-    axes.set(xlabel="minutes, each part summed over the run", title="Time of each run, and its score")
+    longest = max(sum(parts_of_time(run).values()) for run in runs) / 60
+    axes.set(xlim=(0, 1.03 * longest), ylim=(len(runs) - 0.4, -0.6))
+    axes.set(xlabel="minutes, each part summed over the run", title="Time of each run; the stroke is its score")
     used = [part for part in _PART_COLORS if any(parts_of_time(run).get(part, 0.0) > 0 for run in runs)]
     _legend_below(figure, [_patch(part) for part in used])
     return True

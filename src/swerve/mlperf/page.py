@@ -29,13 +29,14 @@ dt { font-weight: 600; margin-top: 0.5rem; } dd { margin: 0 0 0 1rem; }
 _DEFINITIONS = {
     "score": "run_stop - run_start, as MLPerf scores a run; of converged runs only. Where the evaluation ran offline, "
     "run_stop is dated back to the weight update of the passing checkpoint, and the score holds no evaluation.",
-    "training to target": "run_start to the weight update of the first checkpoint that reaches 0.69: its block_stop, "
-    "or the statistics of its step.",
+    "training to target": "run_start to the weight update of the first checkpoint that reaches 0.69: a run_stop "
+    "dated back to it, else its block_stop or the statistics of its step.",
     "olympic mean": "mean score without the best and the worst run; a run that did not converge is the worst.",
     "wall": "run_start to the last block_stop.",
     "logged": "sum of train_step_time over the steps that logged it.",
     "gap": "wall - logged: what the first step took beyond its logged time, what passed between the statistics of "
-    "later steps beyond their logged times, and what followed the last step that logged its time.",
+    "later steps beyond their logged times, and what followed the last step that logged its time "
+    "(negative where that step went on after the update at which block_stop is dated).",
 }
 _CAPTIONS = {
     "time_to_target": "Where the time of each run went",

@@ -3,11 +3,12 @@
 - **Score**: `run_stop` - `run_start`, as MLPerf scores a run; only where `run_stop` says success. An offline evaluation
   dates `run_stop` back to the weight update of the passing checkpoint, so its score holds no evaluation; an inline one
   does.
-- **Training to target**: from `run_start` to the weight update of the first checkpoint whose accuracy passes: the
-  `block_stop` or the last `tracked_stats` of that step. Comparable between both.
+- **Training to target**: from `run_start` to the weight update of the first checkpoint whose accuracy passes: a
+  `run_stop` that was dated back to it, else the `block_stop` or the last `tracked_stats` of that step.
 - **Logged step time**: the sum of `train_step_time`. **Wall time**: from `run_start` to the last `block_stop`. Their
   difference is the gap, which is split into what precedes or fills the first step beyond its logged time, what lies
-  between later steps, and what follows the last step that logged its time.
+  between later steps, and what follows the last step that logged its time; the last part is negative where that step
+  went on after the weight update at which `block_stop` is dated.
 """
 
 from __future__ import annotations
@@ -269,6 +270,9 @@ def _update_s(log: Log, steps: Sequence[Step], passing: Evaluation | None) -> fl
     start = log.first("run_start")
     if passing is None or start is None:
         return None
+    stop, end = log.last("run_stop"), log.last("block_stop")
+    if stop and end and stop.samples_count == passing.samples and stop.time_ms <= end.time_ms:
+        return (stop.time_ms - start.time_ms) / 1000  # dated back to it
     for record in log.all("block_stop"):
         if record.samples_count == passing.samples:
             return (record.time_ms - start.time_ms) / 1000

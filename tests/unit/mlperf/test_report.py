@@ -12,7 +12,7 @@ from swerve.mlperf.report import collect_runs, group_runs, make_report, run_name
 from swerve.mlperf.run_summary import olympic_mean, summarize
 from swerve.types import SwerveError
 
-from .logs import STEP_MS, line, write_log
+from .logs import START_MS, STEP_MS, line, write_log
 
 
 def summary(path, **options):
@@ -53,6 +53,18 @@ def test_logged_step_times_are_reconciled_with_the_wall(tmp_path):
     assert run.num_steps == 18
     assert (gap.num_logged_steps, gap.first_step_s, gap.between_s, gap.after_s) == (17, 10, 160, 60)
     assert gap.gap_s == gap.first_step_s + gap.between_s + gap.after_s
+
+
+def test_a_run_stop_dated_back_is_the_update_itself(tmp_path):
+    """Statistics are logged after the update, and three steps are trained beyond the one that passes."""
+    path = write_log(tmp_path / "a.log", accuracies=(0.7, 0.7, 0.7), status=None)
+    lines = [text for text in path.read_text().splitlines() if "eval_" not in text or '"samples_count": 4608' in text]
+    update = START_MS + 60_000 + 18 * STEP_MS - 2_000
+    lines.append(line("run_stop", None, update, "INTERVAL_END", status="success", samples_count=4608, step=18))
+    path.write_text("\n".join(lines) + "\n")
+    run = summarize(read_log(path))
+    assert (run.score_s, run.train_to_target_s, run.evaluation_in_score_s) == (18 * 60 - 2, 18 * 60 - 2, 0)
+    assert (run.num_steps, run.gap.wall_s) == (20, 20 * 60)
 
 
 def test_runs_that_failed_are_said_to_have(tmp_path):
