@@ -379,6 +379,11 @@ class GrpoTrainer:
     def _check_update(self, sums: Sums, numbers: UpdateNumbers, batch: BatchStats) -> None:
         """Say why an update was refused, if it was."""
         number = self._version + 1
+        if sums.num_tokens == 0 and np.isnan(sums.logprob_error_max):
+            raise NonFiniteGradientError(
+                f"step {number}: the trainer's log-probabilities are not a number: the update was refused and the weights "
+                "are as before; look at the weights and the batch"
+            )
         if sums.num_tokens == 0:
             raise SwerveError(
                 f"step {number}: the filters left no token to train on: of {batch.num_sequences} sequences "

@@ -396,6 +396,15 @@ def test_a_sequence_that_is_not_finite_refuses_the_update(one: GrpoTrainer) -> N
     assert_refused(one)
 
 
+def test_weights_that_are_no_numbers_are_named_as_the_cause_where_every_filter_acts(gated: GrpoTrainer) -> None:
+    batch = gated.prepare(make_groups())
+    params = models.initialise(CONFIG, jax.random.key(0))
+    gated.restore_weights({**params, "final_norm": params["final_norm"] * np.nan}, version=0)
+    with pytest.raises(NonFiniteGradientError, match="step 1: the trainer's log-probabilities are not a number"):
+        gated.step(batch, learning_rate=RATE)
+    assert gated.version == 0
+
+
 @pytest.mark.slow
 def test_a_sequence_that_is_not_finite_refuses_the_update_with_the_plain_head() -> None:
     assert_refused(make_trainer(execution=models.Execution(head="plain")))
