@@ -4,7 +4,7 @@ A recipe is a TOML file read into frozen dataclasses; the file first, then the c
 value. Importing it costs little and brings in no array library.
 """
 
-from swerve.config.arithmetic import batch_arithmetic
+from swerve.config.arithmetic import batch_arithmetic, fitting_rows
 from swerve.config.describe import Setting, flatten, settings
 from swerve.config.directories import TINY_POLICY, cache_directory, policy_directory
 from swerve.config.reader import RecipeError, arm_recipe, check_recipe, parse_recipe, read_recipe, read_recipe_as
@@ -28,6 +28,7 @@ __all__ = [
     "check_recipe",
     "diff",
     "digest",
+    "fitting_rows",
     "flatten",
     "parse_recipe",
     "policy_directory",

@@ -24,11 +24,32 @@ def batch_arithmetic(recipe: Recipe, num_train_tasks: int = 0, num_validation_ta
     return _train(recipe, num_train_tasks, num_validation_tasks)
 
 
+def fitting_rows(longest: int, row_length: int, num_rows: int, least_rows: int = 1) -> tuple[int, int]:
+    """Rows that hold the longest sequence of a step: twice as long until they do, and then fewer of them.
+
+    Args:
+        longest: Tokens of that sequence.
+        row_length: Token slots of a row as a rule.
+        num_rows: Rows of a micro-batch as a rule.
+        least_rows: Rows below which a micro-batch does not divide over its devices; divides `num_rows`.
+
+    Returns:
+        Rows of a micro-batch, a multiple of `least_rows`, and token slots of each.
+    """
+    shares = num_rows // least_rows
+    while row_length < longest:
+        row_length, shares = 2 * row_length, max(1, shares // 2)
+    return shares * least_rows, row_length
+
+
 def _train(recipe: TrainRecipe, num_train_tasks: int, num_validation_tasks: int) -> dict[str, float]:
     rollout, packing, steps = recipe.rollout, recipe.packing, recipe.training.num_steps
     batch = rollout.global_batch_size
-    segments_per_row = packing.row_length // rollout.context_length
-    num_rows = math.ceil(batch / segments_per_row)
+    mesh = recipe.mesh
+    rows, row_length = fitting_rows(
+        rollout.context_length, packing.row_length, packing.rows_per_micro_batch, mesh.fsdp * mesh.expert
+    )
+    num_rows = math.ceil(batch / (row_length // rollout.context_length))
     counts: dict[str, float] = {
         "global_batch_size": batch,
         "optimizer_steps": steps,
@@ -37,7 +58,7 @@ def _train(recipe: TrainRecipe, num_train_tasks: int, num_validation_tasks: int)
         "max_turns_per_step": batch * recipe.agent.max_turns,
         "max_tokens_per_step": batch * rollout.context_length,
         "micro_batch_token_slots": packing.row_length * packing.rows_per_micro_batch,
-        "max_micro_batches_per_step": math.ceil(num_rows / packing.rows_per_micro_batch),
+        "max_micro_batches_per_step": math.ceil(num_rows / rows),
     }
     if tasks := _bounded(num_train_tasks, recipe.tasks.num_train):
         counts["training_tasks"] = tasks

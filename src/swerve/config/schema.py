@@ -395,7 +395,8 @@ class Packing:
     """How trajectories are laid into rows.
 
     Attributes:
-        row_length: Token slots of one row.
+        row_length: Token slots of one row. Where a trajectory of a step is longer, the rows of that step are twice as
+            long, or four times, and fewer are computed at once.
         rows_per_micro_batch: Rows computed at once; memory grows with it, results do not depend on it.
     """
 
@@ -671,12 +672,6 @@ class TrainRecipe:
                 "rollout.generations_per_prompt",
                 f'must be at least {least} with algorithm.advantage = "{self.algorithm.advantage}": '
                 "a smaller group has no baseline to compare with",
-            )
-        if self.packing.row_length < self.rollout.context_length:
-            yield (
-                "packing.row_length",
-                f"must be at least rollout.context_length = {self.rollout.context_length}: "
-                "a trajectory is never cut to fit a row",
             )
         yield from self._uneven_mesh()
         if self.mlperf.enabled:

@@ -148,16 +148,11 @@ class EmbeddedEngine:
         self._max_wait_s = max_wait_s
         self._model = model
         self._weights = (self._own(params), weights_version)
-        self._programs = Programs(
-            model,
-            config,
-            self._weights[0],
-            num_slots=num_slots,
-            context_length=context_length,
-            segment_steps=segment_steps,
-        )
+        self._config = config
+        self._segment_steps = segment_steps
+        self._programs: dict[int, Programs] = {}
         self._runner = RoundRunner(
-            self._programs,
+            self._programs_of,
             num_slots=num_slots,
             context_length=context_length,
             batch_sizes=sizes,
@@ -257,7 +252,7 @@ class EmbeddedEngine:
         length = max(16, 1 << (len(tokens) - 1).bit_length())
         padded = np.zeros(length, np.int32)
         padded[: len(tokens)] = tokens
-        log_probs = self._programs.score(length)(self._weights[0], padded, np.int32(len(tokens)))
+        log_probs = next(iter(self._programs.values())).score(length)(self._weights[0], padded, np.int32(len(tokens)))
         return np.asarray(log_probs)[: len(tokens)]
 
     def warmup(self, num_rows: Sequence[int] | None = None, *, truncated: bool = False, num_threads: int = 2) -> None:
@@ -271,10 +266,27 @@ class EmbeddedEngine:
         rows = self._batch_sizes if num_rows is None else num_rows
         self._runner.warm_up(rows, truncated=truncated, num_threads=num_threads)
 
+    def _programs_of(self, capacity: int) -> Programs:
+        """The programs for rows of a capacity, made where they are first asked for."""
+        if capacity not in self._programs:
+            self._programs[capacity] = Programs(
+                self._model,
+                self._config,
+                self._weights[0],
+                num_slots=self._num_slots,
+                capacity=capacity,
+                segment_steps=self._segment_steps,
+            )
+        return self._programs[capacity]
+
     @property
     def compile_seconds(self) -> dict[str, float]:
         """Wall-clock seconds that each program took to compile, by name."""
-        return dict(self._programs.compile_seconds)
+        return {
+            name if capacity == min(self._programs) else f"{name} of {capacity} tokens": seconds
+            for capacity, programs in self._programs.items()
+            for name, seconds in programs.compile_seconds.items()
+        }
 
     def counters(self) -> EngineCounters:
         """What the engine has done so far."""

@@ -36,6 +36,10 @@ class DecoderModel(Protocol):
         """Empty state of `batch` rows of up to `max_length` tokens."""
         ...
 
+    def grow_state(self, state: State, max_length: int) -> State:
+        """The same rows with room for `max_length` tokens."""
+        ...
+
     def extend(
         self, params: Params, config: Any, tokens: jax.Array, num_valid: jax.Array, state: State
     ) -> tuple[jax.Array, State]:
@@ -103,14 +107,14 @@ def row_axes(model: DecoderModel, config: Any, max_length: int) -> Any:
 
 
 class Programs:
-    """Compiles on demand and remembers.
+    """Compiles on demand and remembers, for rows of one capacity.
 
     Args:
         model: Functions of the model.
         config: Its configuration.
         params: Parameters (or their shapes) to compile for.
         num_slots: Rows of the full state.
-        context_length: Tokens a row can hold.
+        capacity: Tokens a row can hold.
         segment_steps: Most decode steps of one call.
     """
 
@@ -121,16 +125,16 @@ class Programs:
         params: Params,
         *,
         num_slots: int,
-        context_length: int,
+        capacity: int,
         segment_steps: int,
     ) -> None:
         self._model = model
         self._config = config
         self._params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
         self._num_slots = num_slots
-        self._context_length = context_length
+        self.capacity = capacity
         self._segment_steps = segment_steps
-        self._axes = row_axes(model, config, context_length)
+        self._axes = row_axes(model, config, capacity)
         self._shapes: dict[int, State] = {}
         self._lock = threading.Lock()
         self._compiled: dict[str, Future[Any]] = {}
@@ -143,7 +147,7 @@ class Programs:
 
     def init_state(self) -> State:
         """The full state, all rows empty."""
-        return self._model.init_state(self._config, self._num_slots, self._context_length)
+        return self._model.init_state(self._config, self._num_slots, self.capacity)
 
     def feed(self, batch: int, length: int) -> Callable[..., State]:
         """`(params, tokens [B, T], num_valid [B], state) -> state`; the state given is consumed."""
@@ -202,6 +206,14 @@ class Programs:
 
         shapes = (self._state_shapes(self._num_slots), self._state_shapes(batch), _like(jnp.int32, self._num_slots))
         return self._get(f"put[{batch}]", put, shapes, donate=(0,))
+
+    def grow(self, capacity: int) -> Callable[..., State]:
+        """`(full) -> full`: the same rows with a larger capacity."""
+        return self._get(
+            f"grow[{capacity}]",
+            lambda full: self._model.grow_state(full, capacity),
+            (self._state_shapes(self._num_slots),),
+        )
 
     def reset(self) -> Callable[..., State]:
         """`(full, reset [N]) -> full`: empty the slots marked; the state given is consumed."""
@@ -277,9 +289,7 @@ class Programs:
 
     def _state_shapes(self, batch: int) -> State:
         if batch not in self._shapes:
-            self._shapes[batch] = jax.eval_shape(
-                lambda: self._model.init_state(self._config, batch, self._context_length)
-            )
+            self._shapes[batch] = jax.eval_shape(lambda: self._model.init_state(self._config, batch, self.capacity))
         return self._shapes[batch]
 
     def _get(

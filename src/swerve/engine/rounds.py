@@ -5,9 +5,11 @@
          --> take the rows that live --> decode a segment --> put
     Both lines begin again in a smaller batch once few enough rows have work left.
 
-The full state has one row per slot and stays on the device. Work happens in the smallest compiled batch that
-holds the rows concerned, a number that depends on the jobs alone. Between a session's turns its row holds
-all its tokens but the last: that one opens the next decode step or joins the next chunk, and costs nothing extra.
+The full state has one row per slot and stays on the device; its rows hold as many tokens as a round has needed so far,
+doubled up to the context's length, so that a long context costs memory only once somebody fills it. Work happens in the
+smallest compiled batch that holds the rows concerned, a number that depends on the jobs alone. Between a session's
+turns its row holds all its tokens but the last: that one opens the next decode step or joins the next chunk, and costs
+nothing extra.
 
 Used by one thread at a time.
 """
@@ -29,6 +31,9 @@ from swerve.engine.counters import RoundCounters
 from swerve.engine.programs import DecodeRows, Params, Programs, State
 from swerve.engine.sampling import SamplingRows
 from swerve.types import FinishReason, SamplingParams
+
+FIRST_CAPACITY = 512
+"""Tokens that rows hold at first, unless the context is shorter."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -90,9 +95,9 @@ class RoundRunner:
     """Holds the full decoding state and runs rounds on it.
 
     Args:
-        programs: The compiled programs.
+        programs_of: The compiled programs for a capacity.
         num_slots: Rows of the full state.
-        context_length: Tokens a row can hold.
+        context_length: Tokens of a session at most.
         batch_sizes: Ascending batch sizes, the last one `num_slots`.
         chunk_lengths: Ascending chunk lengths.
         pad_id: Token in padding.
@@ -100,7 +105,7 @@ class RoundRunner:
 
     def __init__(
         self,
-        programs: Programs,
+        programs_of: Callable[[int], Programs],
         *,
         num_slots: int,
         context_length: int,
@@ -108,7 +113,8 @@ class RoundRunner:
         chunk_lengths: tuple[int, ...],
         pad_id: int,
     ) -> None:
-        self._programs = programs
+        self._programs_of = programs_of
+        self._programs = programs_of(min(context_length, FIRST_CAPACITY))
         self._num_slots = num_slots
         self._context_length = context_length
         self._batch_sizes = batch_sizes
@@ -131,6 +137,7 @@ class RoundRunner:
         self._amounts = {}
         if self._full is None:
             self._full = self._call("copy_s", self._programs.init_state)
+        self._make_room(max(len(job.tokens) + job.room for job in jobs))
         self._feed(params, jobs)
         self._decode(params, jobs)
         self._add(round_s=time.perf_counter() - started)
@@ -151,6 +158,16 @@ class RoundRunner:
                 done.result()
 
     # ------------------------------------------------------------------------------------------------ phases
+
+    def _make_room(self, num_tokens: int) -> None:
+        """Have every row hold as many tokens as the longest session of a round may come to."""
+        before = self._programs.capacity
+        capacity = before
+        while capacity < min(num_tokens, self._context_length):
+            capacity = min(2 * capacity, self._context_length)
+        if capacity > before:
+            self._full = self._call("copy_s", self._program(self._programs.grow, capacity), self._full)
+            self._programs = self._programs_of(capacity)
 
     def _feed(self, params: Params, jobs: Sequence[Job]) -> None:
         """Bring every job's row up to all its tokens but the last; equal contexts are computed once."""

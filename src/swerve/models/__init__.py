@@ -5,7 +5,7 @@ does, with packed sequences that never see each other. Trainer and engine share 
 """
 
 from swerve.models.config import PUBLISHED, TINY, Qwen35MoeConfig
-from swerve.models.decode import DecodeState, extend, init_state, reset_rows
+from swerve.models.decode import DecodeState, extend, grow_state, init_state, reset_rows
 from swerve.models.execution import REMAT_NAMES, Execution, Remat
 from swerve.models.forward import ForwardOutput, forward
 from swerve.models.head import head_weight, logits, token_logprobs
@@ -29,6 +29,7 @@ __all__ = [
     "check_mesh",
     "extend",
     "forward",
+    "grow_state",
     "head_weight",
     "init_state",
     "initialise",

@@ -73,6 +73,26 @@ def init_state(
     return DecodeState(jnp.zeros(batch, jnp.int32), tuple(cache(i) for i in range(config.num_hidden_layers)))
 
 
+def grow_state(state: DecodeState, max_length: int) -> DecodeState:
+    """The same rows with room for more tokens; what they hold stays, bit for bit.
+
+    Args:
+        state: The rows.
+        max_length: Tokens a row can hold afterwards, at least as many as before.
+    """
+
+    def longer(x: jax.Array, axis: int) -> jax.Array:
+        pads = [(0, 0)] * x.ndim
+        pads[axis] = (0, max_length - x.shape[axis])
+        return jnp.pad(x, pads)
+
+    caches = tuple(
+        AttentionCache(longer(c.keys, 3), longer(c.values, 2)) if isinstance(c, AttentionCache) else c
+        for c in state.layers
+    )
+    return DecodeState(state.lengths, caches)
+
+
 def reset_rows(state: DecodeState, mask: jax.Array) -> DecodeState:
     """Empty the rows where `mask` (bool `[B]`) is true; the others stay as they are."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from jax.sharding import Mesh
 
 from swerve import models
 from swerve.config import TrainRecipe, policy_directory
 from swerve.models.hf import read_config
 from swerve.planning.job import Planned
-from swerve.trainer import plan_programs
+from swerve.trainer import longest_rows, plan_programs
 
 
 def recipe_programs(recipe: TrainRecipe, mesh: Mesh) -> dict[str, Planned]:
@@ -27,7 +29,7 @@ def recipe_programs(recipe: TrainRecipe, mesh: Mesh) -> dict[str, Planned]:
         config = read_config(policy_directory(section.checkpoint))
     else:
         config = models.PUBLISHED[section.model]
-    num_tokens = recipe.packing.rows_per_micro_batch * recipe.packing.row_length
+    num_tokens = math.prod(longest_rows(recipe))
     reference = {"micro_batch": 6.0 * models.num_active_parameters(config) * num_tokens}
     return {
         name: Planned(

@@ -16,7 +16,7 @@ from swerve.trainer.grpo import (
     UpdateDeferredError,
 )
 from swerve.trainer.optimizer import Adam, AdamState, UpdateNumbers, learning_rate_at
-from swerve.trainer.programs import Program, execution_of, mesh_shape, plan_programs
+from swerve.trainer.programs import Program, execution_of, longest_rows, mesh_shape, plan_programs
 from swerve.trainer.state import TrainerState
 from swerve.trainer.stats import BatchStats, StepStats
 from swerve.trainer.synthetic import SyntheticShape, synthetic_groups, synthetic_lengths, with_random_advantages
@@ -41,6 +41,7 @@ __all__ = [
     "check_gap",
     "execution_of",
     "learning_rate_at",
+    "longest_rows",
     "make_batch",
     "make_group",
     "mesh_shape",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from swerve import algorithms, packing
+from swerve.config import fitting_rows
 from swerve.config.schema import Algorithm
 from swerve.packing import PackedBatch
 from swerve.trainer.stats import BatchStats, mean, share
@@ -105,6 +106,7 @@ def make_batch(
     context_length: int,
     row_length: int,
     rows_per_micro_batch: int,
+    least_rows: int = 1,
     weights_version: int,
 ) -> TrainingBatch:
     """Pack the valid samples of a step's groups.
@@ -113,8 +115,9 @@ def make_batch(
         groups: The step's groups.
         algorithm: Which filters act.
         context_length: Tokens one episode can hold; the overlong filter leaves out sequences that fill it.
-        row_length: Token slots of a row.
-        rows_per_micro_batch: Rows of every micro-batch.
+        row_length: Token slots of a row, unless a sequence is longer; see `fitting_rows`.
+        rows_per_micro_batch: Rows of a micro-batch, likewise.
+        least_rows: Rows below which a micro-batch does not divide over its devices.
         weights_version: Number of the weights that the batch trains.
 
     Returns:
@@ -145,7 +148,8 @@ def make_batch(
         keep = algorithms.overlong_filter(lengths, context_length)
     skip = (advantages == 0.0) & algorithm.skip_zero_advantage
     computed = [one for one, skipped in zip(trajectories, skip, strict=True) if not skipped]
-    packed = packing.pack(computed, advantages[~skip], row_length, rows_per_micro_batch, keep=keep[~skip])
+    rows, slots = fitting_rows(int(lengths.max()), row_length, rows_per_micro_batch, least_rows)
+    packed = packing.pack(computed, advantages[~skip], slots, rows, keep=keep[~skip])
     stats = _batch_stats(groups, trajectories, advantages, keep, skip, packed, weights_version)
     return TrainingBatch(packed=packed, stats=stats, weights_version=weights_version)
 

@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from swerve import models, packing
+from swerve.config import fitting_rows
 from swerve.config.schema import Algorithm, Optimizer
 from swerve.trainer.batch import TrainingBatch, check_routing, make_batch
 from swerve.trainer.gap import SamplerTrainerGap, measure_gap
@@ -92,8 +93,9 @@ class GrpoTrainer:
         optimizer: Adam's settings.
         temperature: The sampler's; log-probabilities are those of the distribution sampled from.
         context_length: Tokens one episode can hold.
-        row_length: Token slots of a row.
-        rows_per_micro_batch: Rows computed at once.
+        row_length: Token slots of a row; a batch with a longer sequence has rows twice as long, or four times, and
+            compiles programs of its own.
+        rows_per_micro_batch: Rows computed at once; fewer where they are longer.
         freeze_router: Keep the experts' router as it is.
         router_aux_coefficient: Weight of the router's balance term; 0 adds none.
         reference_params: Policy that `algorithm.kl_coefficient` pulls towards; by default the starting weights.
@@ -137,6 +139,7 @@ class GrpoTrainer:
         models.check_mesh(config, shape, rows_per_micro_batch, row_length, execution.expert_chunks)
         self._row_length = row_length
         self._rows_per_micro_batch = rows_per_micro_batch
+        self._least_rows = shape.size("fsdp", "expert")
         self._objective = Objective(
             config=config,
             algorithm=algorithm,
@@ -220,6 +223,7 @@ class GrpoTrainer:
             context_length=self._objective.context_length,
             row_length=self._row_length,
             rows_per_micro_batch=self._rows_per_micro_batch,
+            least_rows=self._least_rows,
             weights_version=self._version + ahead,
         )
 
@@ -381,8 +385,8 @@ class GrpoTrainer:
         number = self._version + 1
         if sums.num_tokens == 0 and np.isnan(sums.logprob_error_max):
             raise NonFiniteGradientError(
-                f"step {number}: the trainer's log-probabilities are not a number: the update was refused and the weights "
-                "are as before; look at the weights and the batch"
+                f"step {number}: the trainer's log-probabilities are not a number: the update was refused and the "
+                "weights are as before; look at the weights and the batch"
             )
         if sums.num_tokens == 0:
             raise SwerveError(
@@ -437,12 +441,12 @@ class GrpoTrainer:
         """
         self._check_routing(trajectories)
         nothing = np.zeros(len(trajectories), np.float32)
-        batch = packing.pack(trajectories, nothing, self._row_length, self._rows_per_micro_batch)
+        rows, row_length = self._rows_for(max((len(one.tokens) for one in trajectories), default=0))
+        batch = packing.pack(trajectories, nothing, row_length, rows)
         scored: list[Float32Array] = [np.zeros(0, np.float32)] * len(trajectories)
         for index, micro_batch in enumerate(batch.micro_batches):
             lp, _ = self.logprobs(micro_batch)
-            first = index * self._rows_per_micro_batch
-            for row, placements in enumerate(batch.plan.rows[first : first + self._rows_per_micro_batch]):
+            for row, placements in enumerate(batch.plan.rows[index * rows : (index + 1) * rows]):
                 for place in placements:
                     scored[place.sequence] = lp[row, place.start : place.start + place.length]
         return scored
@@ -550,8 +554,12 @@ class GrpoTrainer:
         for one in trajectories:
             check_routing(one, config.num_hidden_layers, config.num_experts_per_tok, config.num_experts)
 
+    def _rows_for(self, longest: int) -> tuple[int, int]:
+        """Rows of a micro-batch that holds a sequence of this length, and token slots of each."""
+        return fitting_rows(longest, self._row_length, self._rows_per_micro_batch, self._least_rows)
+
     def _check_shape(self, micro_batch: PackedMicroBatch) -> None:
-        if micro_batch.tokens.shape != self._shape:
+        if micro_batch.tokens.shape != self._rows_for(micro_batch.tokens.shape[1]):
             raise SwerveError(
                 f"a micro-batch of shape {micro_batch.tokens.shape} does not fit a trainer of shape {self._shape}"
             )

@@ -25,6 +25,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from swerve import models, parallel
+from swerve.config import fitting_rows
 from swerve.config.schema import Algorithm, TrainRecipe
 from swerve.config.schema import Execution as ExecutionSection
 from swerve.config.schema import Mesh as MeshSection
@@ -376,6 +377,13 @@ class Program(NamedTuple):
     kinds: tuple[str, ...]
 
 
+def longest_rows(recipe: TrainRecipe) -> tuple[int, int]:
+    """Rows of a micro-batch that holds an episode as long as may be, and token slots of each."""
+    packing, mesh = recipe.packing, recipe.mesh
+    least = mesh.fsdp * mesh.expert
+    return fitting_rows(recipe.rollout.context_length, packing.row_length, packing.rows_per_micro_batch, least)
+
+
 def plan_programs(recipe: TrainRecipe, config: models.Qwen35MoeConfig, mesh: Mesh) -> dict[str, Program]:
     """The programs of an optimizer step, ready to be lowered for devices that need not be there.
 
@@ -385,11 +393,13 @@ def plan_programs(recipe: TrainRecipe, config: models.Qwen35MoeConfig, mesh: Mes
         mesh: Devices of the shape that the recipe asks for.
 
     Returns:
-        `micro_batch`: forward, head, loss and backward, gradients accumulated; `update`: clip and Adam.
+        `micro_batch`: forward, head, loss and backward, gradients accumulated, of the longest rows there can be;
+        `update`: clip and Adam.
     """
-    shape, packing = mesh_shape(recipe.mesh), recipe.packing
+    shape = mesh_shape(recipe.mesh)
     execution = execution_of(recipe.execution, recipe.remat, shape)
-    models.check_mesh(config, shape, packing.rows_per_micro_batch, packing.row_length, execution.expert_chunks)
+    rows, row_length = longest_rows(recipe)
+    models.check_mesh(config, shape, rows, row_length, execution.expert_chunks)
     objective = Objective(
         config=config,
         algorithm=recipe.algorithm,
@@ -413,7 +423,7 @@ def plan_programs(recipe: TrainRecipe, config: models.Qwen35MoeConfig, mesh: Mes
         )
 
     def batch(dtype: Any, *more: int) -> Any:
-        size = (packing.rows_per_micro_batch, packing.row_length, *more)
+        size = (rows, row_length, *more)
         return jax.ShapeDtypeStruct(size, dtype, sharding=programs.batch_sharding)
 
     integers, floats = batch(jnp.int32), batch(jnp.float32)

@@ -59,7 +59,6 @@ HEAD = Path(__file__).resolve().parents[3] / "recipes" / "ab" / "head.toml"
         ("[bounds]\nlos = [1e-3, 1e-4]", "bounds.los is unknown; did you mean bounds.loss"),
         ("[optimizer]\nbeta1 = 1.0", "optimizer.beta1 = 1.0 leaves no gradient"),
         ("[input]\ngroup_size = 2", "input.group_size = 2 must be an integer at least 3"),
-        ("[input]\ncontext_length = 1024", "packing.row_length = 512 must be at least"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_when_the_recipe_is_read(tmp_path, text, message):

@@ -248,7 +248,7 @@ def test_the_boundary_bench_sees_the_copy_where_it_is_not_hidden(tiny_policy, ca
         (["trainer", "--steps", "0"], "--steps 0: must be at least 1"),
         (["boundary", "--copy-s", "-1"], "--copy-s -1"),
         (["boundary", "--steps", "1"], "--steps 1: must be at least 2"),
-        (["trainer", "--packing.row_length", "8"], "packing.row_length"),
+        (["trainer", "--packing.row_length", "0"], "packing.row_length"),
     ],
 )
 def test_benches_of_the_trainer_refuse_what_they_cannot_do(words, complaint, capsys):

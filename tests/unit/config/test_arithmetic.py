@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from swerve.config import PretrainRecipe, TrainRecipe, batch_arithmetic
+from swerve.config import PretrainRecipe, TrainRecipe, batch_arithmetic, fitting_rows
 from swerve.config.schema import Continuation, Evaluation, Packing, Pretraining, Rollout, Tasks, Training
 
 
@@ -50,3 +50,15 @@ def test_pretraining_counts():
     longer = dataclasses.replace(recipe, continuation=Continuation(num_tokens=5_000, micro_batches=3))
     assert batch_arithmetic(longer)["optimizer_steps"] == 10
     assert batch_arithmetic(longer)["token_slots"] == 18_000
+
+
+def test_rows_double_until_the_longest_sequence_fits():
+    assert fitting_rows(512, 512, 8) == (8, 512)
+    assert fitting_rows(513, 512, 8) == (4, 1024)
+    assert fitting_rows(5000, 512, 8) == (1, 8192)
+    assert fitting_rows(5000, 512, 8, least_rows=4) == (4, 8192)  # four devices take a row each
+    recipe = TrainRecipe(
+        rollout=Rollout(prompts_per_step=2, generations_per_prompt=4, context_length=1000, num_slots=8),
+        packing=Packing(row_length=300, rows_per_micro_batch=4),
+    )
+    assert batch_arithmetic(recipe)["max_micro_batches_per_step"] == 8  # rows of 1,200, one trajectory and one row each

@@ -139,10 +139,6 @@ def test_values_are_taken_and_integers_are_numbers(write):
             "r.toml: agent.max_observation_characters = 9 has no effect with an outside agent",
         ),
         ("[evaluation]\ntemperature = 0\ntop_p = 0.9", "r.toml: evaluation.top_p = 0.9 has no effect with temperature"),
-        (
-            "[packing]\nrow_length = 256",
-            "r.toml: packing.row_length = 256 must be at least rollout.context_length",
-        ),
     ],
 )
 def test_each_fault_is_one_line_with_key_value_and_remedy(write, body, line):

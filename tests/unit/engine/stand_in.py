@@ -46,6 +46,10 @@ class HashModel:
         (value, length, history), _ = jax.lax.scan(step, start, columns)
         return jax.nn.one_hot(value, MODULUS), {"history": history, "hash": value, "length": length}
 
+    def grow_state(self, state: Any, max_length: int) -> Any:
+        more = max_length - state["history"].shape[-1]
+        return {**state, "history": jnp.pad(state["history"], ((0, 0), (0, 0), (0, more)))}
+
     def reset_rows(self, state: Any, mask: Any) -> Any:
         return {
             "history": jnp.where(mask[None, :, None], 0, state["history"]),

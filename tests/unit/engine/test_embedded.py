@@ -223,6 +223,23 @@ def test_a_cancelled_wait_leaves_the_queue() -> None:
     asyncio.run(main())
 
 
+def test_rows_grow_with_the_longest_session_and_nothing_else_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def play(first: int) -> tuple[list[list[Completion]], list[int]]:
+        monkeypatch.setattr("swerve.engine.rounds.FIRST_CAPACITY", first)
+        engine = make_engine(table(stop_logit=-50.0), context_length=100, batch_sizes=(2, 4, 8), segment_steps=5)
+        played = run_all(engine, 8)
+        capacities = sorted(engine._programs)
+        engine.shutdown()
+        return played, capacities
+
+    small, grown = play(first=20)
+    whole, fixed = play(first=200)
+    assert grown == [20, 40, 80, 100]  # twice as long each time, and never longer than the context
+    assert fixed == [100]
+    assert small == whole
+    assert any(one.finish_reason is FinishReason.CONTEXT for episode in small for one in episode)
+
+
 def test_the_context_fills() -> None:
     engine = make_engine(table(stop_logit=-50.0), context_length=12)
 

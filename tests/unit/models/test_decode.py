@@ -80,3 +80,12 @@ def test_reset_rows_start_anew_and_leave_the_others() -> None:
         assert before.tobytes() == now.tobytes()
     hidden, again = advance(again, [2, 6, 1], 8)
     check(hidden, again, [0, 1, 2])
+
+
+def test_rows_go_on_where_they_were_once_there_is_more_room() -> None:
+    _, small = advance(models.init_state(CONFIG, ROWS, 8), [8, 5, 3], 8)
+    grown = models.grow_state(small, LENGTH)
+    assert jax.tree.map(jnp.shape, grown) == jax.tree.map(jnp.shape, models.init_state(CONFIG, ROWS, LENGTH))
+    for num_valid, width in (([8, 8, 8], 8), ([1, 1, 1], 1)):
+        hidden, grown = advance(grown, num_valid, width)
+        check(hidden, grown, [0, 1, 2])

@@ -138,6 +138,21 @@ def test_a_length_counts_the_masked_stretches_between_turns() -> None:
         np.testing.assert_array_equal(mask[placed == index], sampled)
 
 
+def test_a_longer_sequence_gets_longer_rows_and_fewer_of_them() -> None:
+    def shape(*lengths: int) -> tuple[int, ...]:
+        group = make_group([make_trajectory("t", i, length) for i, length in enumerate(lengths)])
+        batch = make_batch(
+            [group], algorithm=Algorithm(), context_length=CONTEXT, row_length=8, rows_per_micro_batch=8, least_rows=2,
+            weights_version=0,
+        )  # fmt: skip
+        return batch.packed.micro_batches[0].tokens.shape
+
+    assert shape(8, 5, 4) == (8, 8)
+    assert shape(9, 5, 4) == (4, 16)
+    assert shape(17, 5, 4) == (2, 32)
+    assert shape(32, 5, 4) == (2, 32)
+
+
 def test_a_batch_without_a_valid_sample_is_refused() -> None:
     failed = make_trajectory("t0", 0, 12, status=EpisodeStatus.AGENT_TIMEOUT, reward_is_none=True)
     with pytest.raises(SwerveError, match="no valid sample"):

@@ -366,6 +366,19 @@ def test_a_run_compiles_each_program_once_and_ahead(one: GrpoTrainer) -> None:
     assert one.num_compiled == 2  # whatever tests ran before
 
 
+def test_rows_twice_as_long_where_a_sequence_needs_them_give_the_same_gradient(one: GrpoTrainer) -> None:
+    groups = make_groups()
+    short = make_trainer(row_length=CONTEXT // 2, rows_per_micro_batch=4)
+    batch = short.prepare(groups)
+    assert max(len(t.tokens) for g in groups for t in g.trajectories) > CONTEXT // 2
+    assert batch.packed.micro_batches[0].tokens.shape == (2, CONTEXT)
+    expected, _ = gradient(one, list(one.prepare(groups).packed.micro_batches))
+    assert_close(gradient(short, list(batch.packed.micro_batches))[0], expected)
+    scored, wanted = (trainer.trajectory_logprobs(groups[0].trajectories) for trainer in (short, one))
+    for a, b in zip(scored, wanted, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing(one: GrpoTrainer) -> None:
     one.step(one.prepare(make_groups(1)), learning_rate=RATE)
     before = one.state()

@@ -3,8 +3,9 @@
 Multi-turn trajectories of the shape of a real run, and a model of four layers with random weights, are written once and
 read by both sides. A step is all that follows sampling: log-probabilities, correction for the sampler, loss, backward
 and update, in float32. TRL scores the trajectories before it trains on them, for the correction; its step is also given
-without that pass. Each side is a process of its own; repetitions alternate, and the median counts. No ratio is given
-unless both sides found the same loss, gap to the sampler, gradient norm and size of the update.
+without that pass. Each side is a process of its own; repetitions alternate, each after a step that is not timed, and
+the median counts. No ratio is given unless both sides found the same loss, gap to the sampler, gradient norm and size
+of the update.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="most tokens of a trajectory, one comparison each (1024 2048)",
     )  # fmt: skip
     for name, default, text in (
-        ("groups", 4, "tasks of a step"),
-        ("group-size", 4, "attempts at each"),
+        ("groups", 2, "tasks of a step"),
+        ("group-size", 16, "attempts at each, as many as the benchmark has"),
         ("repetitions", 3, "of every step"),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, metavar="INT", help=f"{text} (%(default)s)")
@@ -213,6 +214,7 @@ def _compare(sides: list[Side], title: str, tokens: int, repetitions: int) -> It
     runs: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
     for _ in range(repetitions):
         for side in sides:
+            side.ask("run")  # not timed: machines take memory back from a process that idles
             runs[side.name].append(side.ask("run"))
     for name, of_side in runs.items():
         yield from _figures(f"{title}, {name}", prepared[name], of_side, tokens)
