@@ -234,7 +234,7 @@ def test_rows_grow_with_the_longest_session_and_nothing_else_changes(monkeypatch
 
     small, grown = play(first=20)
     whole, fixed = play(first=200)
-    assert grown == [20, 40, 80, 100]  # twice as long each time, and never longer than the context
+    assert grown == [20, 80, 100]  # doubled until the round fits, and never longer than the context
     assert fixed == [100]
     assert small == whole
     assert any(one.finish_reason is FinishReason.CONTEXT for episode in small for one in episode)
