@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import time
 from collections import Counter
@@ -117,8 +118,6 @@ def _params(weights: Path | None) -> Any:
 
 def _begin(evaluated: Evaluated, out: Path) -> Mapping[tuple[str, int], Trajectory]:
     """Claim a directory for an evaluation; attempts with a verdict that it holds already."""
-    import json
-
     settings = {key: value for key, value in flatten(evaluated.recipe).items() if key.startswith(_COUNTS)}
     checkpoint = dataclasses.asdict(evaluated.checkpoint) if evaluated.checkpoint else None
     tasks = [task.id for task in evaluated.tasks]

@@ -163,6 +163,8 @@ async def train(
 
     started = time.perf_counter()
     recipe, policy = inputs.recipe, inputs.policy
+    if resume and not recipe.checkpoint.full:
+        raise SwerveError("checkpoint.full = false keeps weights only, from which a run cannot go on: start a new one")
     record = _open_record(inputs, directory, config_name) if recipe.mlperf.enabled else None
     trainer = make_trainer(recipe, policy.config, policy.params)
     store = CheckpointStore(
@@ -314,8 +316,6 @@ def _restore(store: CheckpointStore, trainer: GrpoTrainer, inputs: TrainingInput
     from swerve.orchestrator import LoopState
     from swerve.trainer import TrainerState
 
-    if not inputs.recipe.checkpoint.full:
-        raise SwerveError("checkpoint.full = false keeps weights only, from which a run cannot go on: start a new one")
     if store.latest() is None:
         return _fresh_state(inputs)
     present = trainer.state()

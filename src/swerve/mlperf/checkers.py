@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from swerve.config import laws
 from swerve.mlperf import rules
 from swerve.mlperf.findings import ERROR, WARNING, Finding
 from swerve.mlperf.own_checks import value_kind
@@ -304,8 +305,8 @@ def _no_passing(log: Log, key: str, words: str, severity: str) -> Finding:
     if key != "eval_accuracy" or not values:
         return Finding(kind="failed-check", file=log.path, key=key, found=words, severity=severity)
     best = max(values, key=lambda record: record.value)
-    kind = "accuracy-at-target" if best.value >= 0.69 else "accuracy-below-target"
-    what = f"at most {best.value}, expected above 0.69"
+    kind = "accuracy-at-target" if best.value >= laws.TARGET_ACCURACY else "accuracy-below-target"
+    what = f"at most {best.value}, expected above {laws.TARGET_ACCURACY}"
     return Finding(kind=kind, file=log.path, line=best.line, key=key, found=what, severity=severity)
 
 

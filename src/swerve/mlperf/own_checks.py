@@ -239,7 +239,8 @@ def _evaluations(log: Log) -> Iterator[Finding]:
     passing = [place for place, record in enumerate(good) if record.value >= laws.TARGET_ACCURACY]
     best = max(good, key=lambda record: record.value)
     if not passing:
-        yield _about(log, best, "accuracy-below-target", f"at most {best.value:.4f}, expected above 0.69")
+        what = f"at most {best.value:.4f}, expected above {laws.TARGET_ACCURACY}"
+        yield _about(log, best, "accuracy-below-target", what)
     elif best.value == laws.TARGET_ACCURACY:
         yield _about(log, best, "accuracy-at-target", f"{best.value}, and none above")
     for record in good[passing[0] + 1 :] if passing else ():

@@ -17,14 +17,12 @@ NUM_RESULTS = 3
 DIVISIONS = ("closed", "open")
 INIT_LIMIT_MINUTES = {"closed": 30, "open": 240}
 """Longest time from the first `init_start` to `init_stop`."""
-NUM_EVALUATION_TASKS = 251
-"""Held-out tasks."""
 NUM_TRAINING_TASKS = 700
 """Training tasks."""
 
 FIXED_IN_BOTH: Mapping[str, object] = {
-    "max_sequence_length": 65_536,
-    "eval_samples": NUM_EVALUATION_TASKS,
+    "max_sequence_length": laws.CONTEXT_LENGTH,
+    "eval_samples": laws.NUM_EVALUATION_TASKS,
     "init_checkpoint_step": 0,
     "opt_name": "adamw",
 }

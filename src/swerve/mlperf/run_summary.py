@@ -221,7 +221,7 @@ def _notes(log: Log, outcome: str, passing: Evaluation | None) -> list[str]:
     if others:
         notes.append(f"cannot be read: lines {', '.join(map(str, others[:5]))}{' and more' if len(others) > 5 else ''}")
     if outcome == "converged" and passing is None:
-        notes.append("says success, and no accuracy reaches 0.69")
+        notes.append(f"says success, and no accuracy reaches {laws.TARGET_ACCURACY}")
     if outcome == "unfinished" and log.first("block_stop") is not None:
         notes.append("trained, not evaluated to the end")
     return notes

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -68,6 +68,51 @@ def start_side(name: str, command: Sequence[str | Path], threads: int) -> Iterat
         finally:
             process.kill()
             process.communicate()
+
+
+def threads_of(wanted: int) -> int:
+    """Threads of each side: as many as are wanted, all cores of this process for 0.
+
+    Raises:
+        SwerveError: There are not so many.
+    """
+    available = len(os.sched_getaffinity(0))
+    threads = wanted or available
+    if not 1 <= threads <= available:
+        raise SwerveError(f"--threads {threads}: this process may use 1 to {available} cores")
+    return threads
+
+
+def require_agreement(
+    title: str,
+    whose: str,
+    ours: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    tolerance: float,
+    least_size: Mapping[str, float] | None = None,
+) -> None:
+    """Refuse to compare sides that do not compute the same.
+
+    Args:
+        title: Of the comparison.
+        whose: The other side, in the genitive.
+        ours: Numbers, or lists of them, by name.
+        theirs: Likewise.
+        tolerance: Largest difference, relative to the largest of theirs.
+        least_size: What counts as the largest where all are smaller, by name.
+
+    Raises:
+        MachineError: A difference is larger.
+    """
+    for name, expected in theirs.items():
+        wanted, found = (value if isinstance(value, list) else [value] for value in (expected, ours[name]))
+        size = max(*map(abs, wanted), (least_size or {}).get(name, 0.0))
+        error = max(abs(a - b) for a, b in zip(found, wanted, strict=True)) / size
+        if not error <= tolerance:
+            raise MachineError(
+                f"bench: {title}: {name.replace('_', ' ')} differs from {whose} by {error:.1e} of its size, more than "
+                f"{tolerance:g}: the two do not compute the same"
+            )
 
 
 def peer_python(given: str | None, packages: Sequence[str] = PEER_PACKAGES) -> Path:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import statistics
 import sys
 import tempfile
@@ -71,12 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(arguments: argparse.Namespace) -> Iterator[Figure]:
     """Measure everything; see `swerve bench model --help`."""
-    from swerve.cli.benches._sides import peer_python, start_side
+    from swerve.cli.benches._sides import peer_python, start_side, threads_of
 
-    available = len(os.sched_getaffinity(0))
-    threads = arguments.threads or available
-    if not 1 <= threads <= available:
-        raise SwerveError(f"--threads {threads}: this process may use 1 to {available} cores")
+    threads = threads_of(arguments.threads)
     for name in ("rows", "row_length", "repetitions"):
         if getattr(arguments, name) < (2 if name == "row_length" else 1):
             raise SwerveError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: too small")
@@ -125,6 +121,8 @@ class _Measured(NamedTuple):
 
 
 def _compare(sides: list[Side], arguments: argparse.Namespace) -> Iterator[Figure]:
+    from swerve.cli.benches._sides import require_agreement
+
     tokens = arguments.rows * arguments.row_length
     precisions = _PRECISIONS if arguments.precision == "all" else _PRECISIONS[:1]
     fastest: dict[tuple[str, str], tuple[str, _Measured]] = {}
@@ -138,7 +136,8 @@ def _compare(sides: list[Side], arguments: argparse.Namespace) -> Iterator[Figur
                 if best is None or one.seconds < best[1].seconds:
                     fastest[measurement, name] = (precision, one)
             if len(sides) == 2 and all(name in measured and not measured[name].given_up for name in _names(sides)):
-                _require_agreement(title, precision, *(one.prepared["check"] for one in measured.values()))
+                checks = [one.prepared["check"] for one in measured.values()]
+                require_agreement(f"{title}, {precision}", "the peer's", checks[0], checks[1], _TOLERANCE[precision])
                 yield _ratio(f"{title}, {precision}: swerve / transformers", *measured.values())
     if len(sides) == 2 and len(precisions) > 1:
         for measurement, title in _MEASUREMENTS.items():
@@ -202,15 +201,3 @@ def _ratio(name: str, ours: _Measured, theirs: _Measured) -> Figure:
     spent = round(sum(run["seconds"] for side in (ours, theirs) for run in side.runs), 3)
     value = theirs.seconds / ours.seconds
     return Figure(name=name, value=value, unit="times", count=len(ours.runs), seconds=spent, target=_TARGET)
-
-
-def _require_agreement(title: str, precision: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    for name, expected in theirs.items():
-        wanted, found = (value if isinstance(value, list) else [value] for value in (expected, ours[name]))
-        size = max(map(abs, wanted))
-        error = max(abs(a - b) for a, b in zip(found, wanted, strict=True)) / size
-        if not error <= _TOLERANCE[precision]:
-            raise MachineError(
-                f"bench: {title}, {precision}: {name.replace('_', ' ')} differs from the peer's by {error:.1e} of its "
-                f"size, more than {_TOLERANCE[precision]:g}: the two do not compute the same"
-            )

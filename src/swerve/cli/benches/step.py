@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swerve.cli.benches import Figure
-from swerve.types import MachineError, SwerveError
+from swerve.types import SwerveError
 
 if TYPE_CHECKING:
     from swerve.cli.benches._sides import Side
@@ -102,10 +101,9 @@ def _check(arguments: argparse.Namespace) -> int:
     Raises:
         SwerveError: An argument is out of range.
     """
-    available = len(os.sched_getaffinity(0))
-    threads = arguments.threads or available
-    if not 1 <= threads <= available:
-        raise SwerveError(f"--threads {threads}: this process may use 1 to {available} cores")
+    from swerve.cli.benches._sides import threads_of
+
+    threads = threads_of(arguments.threads)
     for name, least in (("groups", 1), ("group_size", 3), ("repetitions", 1)):
         if getattr(arguments, name) < least:
             raise SwerveError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: at least {least}")
@@ -210,6 +208,8 @@ def _choose(command: Sequence[str | Path], threads: int, directory: Path) -> dic
 
 
 def _compare(sides: list[Side], title: str, tokens: int, repetitions: int) -> Iterator[Figure]:
+    from swerve.cli.benches._sides import require_agreement
+
     prepared = {side.name: side.ask("prepare") for side in sides}
     runs: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
     for _ in range(repetitions):
@@ -220,7 +220,8 @@ def _compare(sides: list[Side], title: str, tokens: int, repetitions: int) -> It
         yield from _figures(f"{title}, {name}", prepared[name], of_side, tokens)
     if len(sides) == 2:
         ours, theirs = runs.values()
-        _require_agreement(title, *(one["check"] for one in prepared.values()))
+        checks = [one["check"] for one in prepared.values()]
+        require_agreement(title, "TRL's", checks[0], checks[1], _TOLERANCE, _LEAST_SIZE)
         scored = [run | {"seconds": run["seconds"] - run["scoring_seconds"]} for run in theirs]
         yield _ratio(f"{title}: TRL / swerve", ours, theirs, _TARGET)
         yield _ratio(f"{title}: TRL without its scoring pass / swerve", ours, scored, None)
@@ -255,13 +256,3 @@ def _ratio(name: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]], 
     spent = round(sum(run["seconds"] for run in (*ours, *theirs)), 3)
     value = medians[1] / medians[0]
     return Figure(name=name, value=value, unit="times", count=len(ours), seconds=spent, target=target)
-
-
-def _require_agreement(title: str, ours: dict[str, float], theirs: dict[str, float]) -> None:
-    for name, expected in theirs.items():
-        error = abs(ours[name] - expected) / max(abs(expected), _LEAST_SIZE.get(name, 0.0))
-        if not error <= _TOLERANCE:
-            raise MachineError(
-                f"bench: {title}: {name.replace('_', ' ')} differs from TRL's by {error:.1e} of its size, more than "
-                f"{_TOLERANCE:g}: the two do not compute the same"
-            )

@@ -79,8 +79,9 @@ def _check_options(arguments: argparse.Namespace) -> None:
         raise SwerveError("--workers is for all checkpoints of --manifest: remove it")
     if arguments.workers < 1:
         raise SwerveError(f"--workers {arguments.workers}: must be at least 1")
-    if arguments.mock is not None and arguments.step is not None:
-        raise SwerveError("--mock rehearses all checkpoints: remove --step")
+    for option, default in (("step", None), ("workers", 1)):
+        if arguments.mock is not None and getattr(arguments, option) != default:
+            raise SwerveError(f"--mock rehearses all checkpoints, and evaluates none: remove --{option}")
 
 
 def _checkpoint_of(manifest: Path, step: int) -> Any:
