@@ -51,3 +51,27 @@ def max_grad_norm(global_batch_size: int) -> float:
 def first_evaluation_step(global_batch_size: int) -> int:
     """First step after which the policy is evaluated: ceil(2.5 + 3840 / GBS)."""
     return math.ceil(2.5 + 3840 / global_batch_size)
+
+
+def settings(global_batch_size: int) -> dict[str, int | float]:
+    """Every setting of a recipe that follows from the global batch size, by its dotted name.
+
+    Args:
+        global_batch_size: Episodes of one step, a multiple of 16.
+
+    Returns:
+        The batch itself, the learning rate, the clip, and, for one of `BATCH_SIZES`, the number of steps; the first
+        evaluation follows of itself where a recipe leaves `mlperf.first_evaluation_step` at 0.
+
+    Raises:
+        ValueError: GBS is not a positive multiple of 16.
+    """
+    found: dict[str, int | float] = {
+        "rollout.prompts_per_step": num_prompts(global_batch_size),
+        "rollout.generations_per_prompt": GENERATIONS_PER_PROMPT,
+        "optimizer.learning_rate": learning_rate(global_batch_size),
+        "optimizer.max_grad_norm": max_grad_norm(global_batch_size),
+    }
+    if global_batch_size in MAX_STEPS:
+        found["training.num_steps"] = MAX_STEPS[global_batch_size]
+    return found

@@ -20,6 +20,17 @@ def test_published_settings_follow_from_the_batch_size(gbs, prompts, lr, clip, f
     assert laws.max_grad_norm(gbs) == pytest.approx(clip, rel=1e-9)
     assert laws.first_evaluation_step(gbs) == first_evaluation
     assert laws.MAX_STEPS[gbs] == max_steps
+    assert laws.settings(gbs) == {
+        "rollout.prompts_per_step": prompts,
+        "rollout.generations_per_prompt": 16,
+        "optimizer.learning_rate": pytest.approx(lr, rel=1e-10),
+        "optimizer.max_grad_norm": pytest.approx(clip, rel=1e-9),
+        "training.num_steps": max_steps,
+    }
+
+
+def test_the_number_of_steps_is_published_for_four_batch_sizes():
+    assert "training.num_steps" not in laws.settings(384)
 
 
 def test_the_table_is_whole():
