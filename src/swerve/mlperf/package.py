@@ -149,9 +149,8 @@ def _write(tree: Path, submission: Submission, logs: Sequence[Log], fields: Mapp
     if folder is not None:
         shutil.copytree(folder, code, ignore=_LEFT_OUT)
     for number, log in enumerate(logs):
-        recipe = log.path.parent / "recipe.toml"
-        if recipe.is_file():
-            write_atomic(code / f"recipe_{number}.toml", recipe.read_bytes())
+        if _recipe_of(log).is_file():
+            write_atomic(code / f"recipe_{number}.toml", _recipe_of(log).read_bytes())
     name = "RUNS.md" if (code / "README.md").exists() else "README.md"
     write_atomic(code / name, _readme(submission, logs, folder is not None))
 
@@ -168,26 +167,42 @@ def _readme(submission: Submission, logs: Sequence[Log], has_code: bool) -> str:
         "",
         f"    pip install 'swerve[mlperf]=={swerve.__version__}'",
         "",
-        "One command per run, as recorded by the run where it says so:",
+        "Training writes a log; the evaluation of the run's checkpoints finishes it:",
+        "",
+        "    swerve eval RUN/recipe.toml --manifest RUN/eval_checkpoints.jsonl",
         "",
     ]
     for number, log in enumerate(logs):
-        command, recorded = _command(log)
         seed, size = log.value("seed"), log.value("global_batch_size")
         lines += [
-            f"- `result_{number}.txt`: seed {seed}, global batch size {size}, "
-            f"settings `{log.value('config_filename')}`{', recorded' if recorded else ''}",
+            f"- `result_{number}.txt`: seed {seed}, global batch size {size}, settings `{log.value('config_filename')}`"
+            f"{_recorded(log)}",
             "",
-            f"        {command}",
+            f"        {_command(log, number)}",
             "",
         ]
     return "\n".join(lines)
 
 
-def _command(log: Log) -> tuple[str, bool]:
-    """The command of a run, and whether the run itself recorded it beside its log."""
+def _command(log: Log, number: int) -> str:
+    """What repeats a run's training: its recipe as resolved where that is in the tree, else the recipe by its name."""
+    if _recipe_of(log).is_file():
+        return f"swerve train recipe_{number}.toml"
+    return f"swerve train {log.value('config_filename')} --run.seed {log.value('seed')}"
+
+
+def _recorded(log: Log) -> str:
+    """What a run recorded of itself beside its log: command and commit."""
     try:
-        words = json.loads((log.path.parent / "provenance.json").read_text(encoding="utf-8"))["command"]
-        return "swerve " + shlex.join(map(str, words[1:])), True
+        record = json.loads((log.path.parent / "provenance.json").read_text(encoding="utf-8"))
+        command = "swerve " + shlex.join(map(str, record["command"][1:]))
     except (OSError, ValueError, KeyError, TypeError):
-        return f"swerve train {log.value('config_filename')} --run.seed {log.value('seed')}", False
+        return ""
+    source = record.get("source", {})
+    changed = " with changes" if source.get("dirty") else ""
+    at = f", at commit {source['commit']}{changed}" if source.get("commit") else ""
+    return f"{at}, started as `{command}`"
+
+
+def _recipe_of(log: Log) -> Path:
+    return log.path.parent / "recipe.toml"

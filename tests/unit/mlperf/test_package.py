@@ -109,12 +109,14 @@ def test_code_recipes_and_recorded_commands_go_into_the_tree(tmp_path):
     (code / "train.sh").write_text("swerve train\n")
     wanted = submission(tmp_path, code=str(code))
     (wanted.logs[0].parent / "recipe.toml").write_text("[run]\n")
-    (wanted.logs[0].parent / "provenance.json").write_text('{"command": ["/bin/swerve", "train", "my recipe.toml"]}')
+    record = {"command": ["/bin/swerve", "train", "my recipe.toml"], "source": {"commit": "c0ffee", "dirty": True}}
+    (wanted.logs[0].parent / "provenance.json").write_text(json.dumps(record))
     tree = make_package(wanted, tmp_path / "out")
     place = tree / "benchmarks" / "qwen35_397b_grpo" / "implementations" / "laptop"
     assert sorted(path.name for path in place.iterdir()) == ["README.md", "recipe_0.toml", "train.sh"]
     readme = (place / "README.md").read_text()
-    assert "        swerve train 'my recipe.toml'\n" in readme
+    assert "at commit c0ffee with changes, started as `swerve train 'my recipe.toml'`\n" in readme
+    assert "        swerve train recipe_0.toml\n" in readme
     assert "        swerve train recipe.toml --run.seed 1\n" in readme
     assert check(tree).findings == ()
 
