@@ -49,8 +49,10 @@ class Parser(argparse.ArgumentParser):
         arguments, rest = self.parse_known_args(list(words))
         if rest:
             word = rest[0].partition("=")[0]
-            near = difflib.get_close_matches(word, list(_options(self)), n=1)
+            known = list(_options(self))
+            near = difflib.get_close_matches(word, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"see {self.prog} --help"
+            hint = "another action takes it" if word in known else hint
             raise SwerveError(f"{self.prog}: unknown argument {word}; {hint}")
         return arguments
 

@@ -7,7 +7,17 @@ value. Importing it costs little and brings in no array library.
 from swerve.config.arithmetic import batch_arithmetic, fitting_rows
 from swerve.config.describe import Setting, flatten, settings
 from swerve.config.directories import TINY_POLICY, cache_directory, policy_directory
-from swerve.config.reader import RecipeError, arm_recipe, check_recipe, parse_recipe, read_recipe, read_recipe_as
+from swerve.config.reader import (
+    RecipeError,
+    arm_recipe,
+    check_recipe,
+    parse_recipe,
+    read_layered,
+    read_recipe,
+    read_recipe_as,
+    read_settings,
+    stated_values,
+)
 from swerve.config.render import Difference, diff, digest, render, render_value
 from swerve.config.schema import SCHEMAS, AbRecipe, PretrainRecipe, Recipe, RunRecipe, TrainRecipe
 
@@ -32,9 +42,12 @@ __all__ = [
     "flatten",
     "parse_recipe",
     "policy_directory",
+    "read_layered",
     "read_recipe",
     "read_recipe_as",
+    "read_settings",
     "render",
     "render_value",
     "settings",
+    "stated_values",
 ]

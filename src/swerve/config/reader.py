@@ -21,6 +21,7 @@ COMMAND_LINE = "command line"
 _MAX_PARENTS = 8
 
 R = TypeVar("R", TrainRecipe, PretrainRecipe, AbRecipe)
+S = TypeVar("S")
 
 Arm = Literal["reference", "candidate"]
 ARM_SECTIONS = ("algorithm", "optimizer", "packing", "mesh", "execution", "remat", "training")
@@ -76,7 +77,7 @@ def read_recipe(path: Path | str, overrides: Mapping[str, str] | None = None) ->
         RecipeError: The file, a key, a value or a combination of values cannot be used.
     """
     source = _read_files(Path(path))
-    return _finish(_schema_of(source), source, overrides or {})
+    return _finish(_schema_of(source), source, (COMMAND_LINE, overrides or {}))
 
 
 def read_recipe_as(schema: type[R], path: Path | str, overrides: Mapping[str, str] | None = None) -> R:
@@ -99,6 +100,54 @@ def read_recipe_as(schema: type[R], path: Path | str, overrides: Mapping[str, st
     return recipe
 
 
+def read_layered(schema: type[R], path: Path | str, layers: Iterable[tuple[str, Mapping[str, str]]]) -> R:
+    """Reads a recipe under several sources of settings, each above those before it.
+
+    Args:
+        schema: The recipe's class.
+        path: As for `read_recipe`.
+        layers: What faults call a source, and its values by key, as text.
+
+    Returns:
+        The recipe, complete and checked.
+
+    Raises:
+        RecipeError: As for `read_recipe_as`; a fault names the source of the value.
+    """
+    source = _read_files(Path(path))
+    found = _schema_of(source)
+    if found is not schema:
+        raise RecipeError([f'{path}: kind = "{found.KIND}": this command needs kind = "{schema.KIND}"'])
+    return _finish(schema, source, *layers)
+
+
+def stated_values(path: Path | str) -> dict[str, object]:
+    """What a recipe and those it extends state, by key, unchecked: what they leave out is left out."""
+    return dict(_values(_read_files(Path(path)).tree))
+
+
+def read_settings(
+    schema: type[S], path: Path | None, what: str, layers: Iterable[tuple[str, Mapping[str, str]]] = ()
+) -> S:
+    """Reads a file of settings that is no recipe, as strictly as one.
+
+    Args:
+        schema: A dataclass as those of recipes are.
+        path: TOML file; `None` for a file that says nothing.
+        what: What a fault calls such a file.
+        layers: As for `read_layered`.
+
+    Returns:
+        The settings, complete and checked.
+
+    Raises:
+        RecipeError: The file, a key, a value or a combination of values cannot be used.
+    """
+    tree = _parse_toml(_read_text(path, None, what), str(path)) if path else {}
+    name = str(path) if path else what
+    return _finish(schema, _Source(tree=tree, origins=dict.fromkeys(_leaves(tree), name), path=name), *layers)
+
+
 def parse_recipe(text: str, name: str = "<text>", overrides: Mapping[str, str] | None = None) -> Recipe:
     """Reads a recipe from TOML text that extends nothing, for example a run's resolved recipe.
 
@@ -115,7 +164,7 @@ def parse_recipe(text: str, name: str = "<text>", overrides: Mapping[str, str] |
     """
     tree = _parse_toml(text, name)
     source = _Source(tree=tree, origins=dict.fromkeys(_leaves(tree), name), path=name)
-    return _finish(_schema_of(source), source, overrides or {})
+    return _finish(_schema_of(source), source, (COMMAND_LINE, overrides or {}))
 
 
 def check_recipe(recipe: Recipe, name: str = "recipe") -> None:
@@ -129,7 +178,7 @@ def check_recipe(recipe: Recipe, name: str = "recipe") -> None:
         RecipeError: A value or a combination of values cannot be used.
     """
     tree = cast("dict[str, object]", dataclasses.asdict(recipe))
-    _finish(type(recipe), _Source(tree=tree, origins={}, path=name), {})
+    _finish(type(recipe), _Source(tree=tree, origins={}, path=name))
 
 
 def arm_recipe(recipe: AbRecipe, arm: Arm, name: str = "recipe") -> TrainRecipe:
@@ -154,7 +203,7 @@ def arm_recipe(recipe: AbRecipe, arm: Arm, name: str = "recipe") -> TrainRecipe:
             sections = ", ".join(f"[{section}]" for section in ARM_SECTIONS)
             raise RecipeError([f"{place}: {key} is the same for all arms: they differ in settings of {sections}"])
     tree = cast("dict[str, object]", dataclasses.asdict(recipe.without_arms()))
-    made = cast("TrainRecipe", _finish(TrainRecipe, _Source(tree=tree, origins={}, path=place), overrides, place))
+    made = cast("TrainRecipe", _finish(TrainRecipe, _Source(tree=tree, origins={}, path=place), (place, overrides)))
     algorithm, common = made.algorithm, recipe.without_arms().algorithm
     for key in ("overlong_filter", "logprob_error_threshold"):
         if getattr(algorithm, key) != getattr(common, key):
@@ -197,12 +246,12 @@ def _read_files(path: Path) -> _Source:
     return merged
 
 
-def _read_text(path: Path, seen_from: str | None) -> str:
+def _read_text(path: Path, seen_from: str | None, what: str = "recipe") -> str:
     asked = f" ({seen_from} extends it)" if seen_from else ""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise RecipeError([f"{path}: no such recipe{asked}{_near_file(path)}"]) from None
+        raise RecipeError([f"{path}: no such {what}{asked}{_near_file(path)}"]) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise RecipeError([f"{path}: cannot be read: {reason}{asked}"]) from None
@@ -227,6 +276,14 @@ def _leaves(tree: Mapping[str, object], prefix: str = "") -> Iterator[str]:
             yield from _leaves(cast("dict[str, object]", value), f"{prefix}{key}.")
 
 
+def _values(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _values(cast("dict[str, object]", value), f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
 def _merge(base: dict[str, object], over: Mapping[str, object]) -> None:
     for key, value in over.items():
         below = base.get(key)
@@ -248,9 +305,9 @@ def _schema_of(source: _Source) -> type[TrainRecipe] | type[PretrainRecipe] | ty
     raise RecipeError([source.line("kind", f"{found}: write kind = {known}")])
 
 
-def _finish(schema: type[Any], source: _Source, overrides: Mapping[str, str], overridden_by: str = COMMAND_LINE) -> Any:
+def _finish(schema: type[Any], source: _Source, *layers: tuple[str, Mapping[str, str]]) -> Any:
     known = {setting.key: setting for setting in settings(schema)}
-    problems = list(_apply_overrides(source, overrides, known, overridden_by))
+    problems = [line for origin, values in layers for line in _apply_overrides(source, values, known, origin)]
     recipe = _build(schema, source.tree, "", source, known, problems)
     if not problems:
         problems.extend(source.line(key, _valued(recipe, key, text)) for key, text in _contradictions(recipe, ""))
