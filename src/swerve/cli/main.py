@@ -115,9 +115,10 @@ def _where(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _termination_unwinds() -> Iterator[None]:
-    """Makes SIGTERM leave through every `finally`, as Ctrl-C does."""
+    """Makes SIGTERM leave through every `finally`, as Ctrl-C does; another one does not cut that short."""
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(signal.SIGTERM, lambda *_: None)  # those who end a job often ask each of its processes twice
         raise SystemExit(_TERMINATED)
 
     try:

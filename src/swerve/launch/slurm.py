@@ -18,12 +18,13 @@ from swerve.launch.site import Site
 from swerve.types import MachineError, SwerveError
 
 _WARNING_S = 120
-_ALWAYS = ("HOME", "LANG", "PATH", "USER")
-"""Variables that every job gets from whoever launches."""
+_ALWAYS = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER")
+"""Variables that every job gets from whoever launches, beside those of Slurm and those that the site names."""
 
 _SCRIPT = """\
 #!/bin/bash
 {directives}
+# Inherits {inherited}, and no other variable.
 set -eo pipefail
 {setup}set -u
 {command} &
@@ -62,7 +63,7 @@ class SlurmLauncher:
     def submit(self, launch: Launch) -> Iterator[tuple[str, str]]:
         """Submit every job."""
         for job in launch.jobs:
-            said = _slurm("sbatch", "--parsable", str(job.folder / "job.sh"))
+            said = _slurm("sbatch", "--parsable", str(job.folder / "job.sh"), names=launch.site.environment.inherit)
             yield job.name, said.strip().partition(";")[0]
 
     def states(self, launch: Launch, ids: Mapping[str, str]) -> dict[str, str]:
@@ -92,6 +93,7 @@ def _script(job: Job, site: Site) -> str:
     if digest:
         setup.append(f"sha256sum --check --quiet <<< {shlex.quote(f'{digest}  {image}')}")
     return _SCRIPT.format(
+        inherited=", ".join((*_ALWAYS, *site.environment.inherit)),
         directives="\n".join(f"#SBATCH {line}" for line in _directives(job, site)),
         setup="".join(f"{line}\n" for line in setup),
         command=shlex.join(command),
@@ -107,7 +109,6 @@ def _directives(job: Job, site: Site) -> Iterator[str]:
     yield "--requeue"
     yield f"--signal=B:USR1@{_WARNING_S}"
     yield f'--chdir="{job.work}"'
-    yield f"--export={','.join((*_ALWAYS, *site.environment.inherit))}"
     yield f"--nodes={slurm.nodes}"
     yield "--ntasks-per-node=1"
     for option, value in (
@@ -127,9 +128,11 @@ def _directives(job: Job, site: Site) -> Iterator[str]:
         yield "--exclusive"
 
 
-def _slurm(*words: str) -> str:
+def _slurm(*words: str, names: Sequence[str] = ()) -> str:
+    """What a command of Slurm's prints; jobs inherit its environment."""
     _require(words[0])
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    kept = {name: value for name, value in os.environ.items() if name in {*_ALWAYS, *names} or name[:6] == "SLURM_"}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=kept)
     if done.returncode:
         raise MachineError(f"{words[0]}: {_last_line(done.stderr)}")
     return done.stdout
