@@ -13,7 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slurm_cluster import cluster, wait_until
 from swerve.environments import load_tasks, save_tasks, shipped_file
+from swerve.launch import read_state
 from swerve.telemetry import read_metrics, read_trajectories
 
 pytestmark = pytest.mark.usefixtures("optimised_commands")
@@ -121,6 +123,24 @@ class TestTrainingRun:
         run = tmp_path / "stopped"
         assert interrupt(words, run, 1, signal.SIGINT) == 128 + signal.SIGINT
         assert interrupt([*words, "--resume"], run, 2, signal.SIGTERM) == 128 + signal.SIGTERM
+
+    def test_requeued_by_slurm_it_ends_as_if_undisturbed(self, undisturbed, tmp_path, monkeypatch):
+        with cluster(tmp_path / "slurm") as slurm:
+            monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+            words = command("--site", slurm.site_file(tmp_path / "site.toml"), "--name", "again", "--seed-base", 0)
+            train = words.index("train")
+            done = finish([*words[:train], "launch", "slurm", *words[train + 1 :], "--json"])
+            assert done.returncode == 0, done.stderr
+            (job,) = json.loads(done.stdout)["jobs"]
+            run, folder = tmp_path / "runs" / "again-1", tmp_path / "jobs" / "again" / "1"
+            wait_until(lambda: (run / "checkpoints" / "step_00000001").exists())
+            slurm.client("scontrol", "requeue", job["id"])
+            slurm.start_now(job["id"])
+            wait_until(lambda: slurm.state(job["id"]) == "COMPLETED")
+        state = read_state(folder)
+        assert (state.phase, state.attempt) == ("finished", 2), (folder / "slurm.out").read_text()
+        assert (run / "provenance.resume1.json").exists()
+        assert digest(run) == digest(undisturbed)
 
     @pytest.mark.slow
     def test_played_ahead_and_staged_it_ends_the_same_killed_or_not(self, tmp_path):
