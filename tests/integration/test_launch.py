@@ -110,13 +110,30 @@ def test_a_job_told_that_its_time_is_up_queues_again_and_once_cancelled_nothing_
     assert len((job.folder / "attempts.jsonl").read_text().splitlines()) == 2
 
 
+def test_here_a_job_that_fails_keeps_none_of_the_others_from_running(tmp_path, capfd):
+    (tmp_path / "site.toml").write_text(f'[paths]\nwork = "{tmp_path}"\n')
+    words = [
+        "launch",
+        "local",
+        RECIPES / "mini.toml",
+        "--site",
+        tmp_path / "site.toml",
+        "--policy.checkpoint",
+        "/nowhere",
+    ]
+    assert main([str(word) for word in [*words, "--replicas", 2, "--seed-base", 5, "--json"]]) == 1
+    jobs = json.loads(capfd.readouterr().out)["jobs"]
+    assert [(job["seed"], job["phase"]) for job in jobs] == [(5, "failed"), (6, "failed")]
+    assert all("/nowhere/tokenizer.json" in job["cause"] for job in jobs)
+
+
 @pytest.mark.slow
 def test_a_scored_run_is_trained_evaluated_and_checked_here(tmp_path, capfd):
     site = tmp_path / "site.toml"
     site.write_text(f'[paths]\nwork = "{tmp_path}"\n[submission]\norg = "Us"\nplatform = "a laptop"\n')
     words = [RECIPES / "mlperf" / "laptop_open.toml", "--site", site, "--name", "scored", "--seed-base", 7]
     words += ["--gbs", 64, "--lr", 1.0, "--clip", 1.0, "--val-start", 1, "--max-steps", 2, "--target", 0.01]
-    words += ["--evaluation.attempts", 1, "--json"]
+    words += ["--mlperf.clear_cache", "false", "--evaluation.attempts", 1, "--json"]
     code = main([str(word) for word in ["launch", "local", *words]])
     out = capfd.readouterr().out
     assert code == 0, out

@@ -170,14 +170,19 @@ def statuses(launch: Launch) -> list[dict[str, object]]:
         state = read_state(job.folder)
         said = launcher.get(job.name, "")
         record = {"name": job.name, "seed": job.seed, "id": ids.get(job.name, ""), "launcher": said}
-        found.append({**record, **dataclasses.asdict(state), "cause": state.cause or _lost(job, state, said)})
+        cause = state.cause or (_lost(job, state, said) if job.name in ids else "")
+        found.append({**record, **dataclasses.asdict(state), "cause": cause})
     return found
+
+
+_NO_END = ("pending", "configuring", "running", "suspended", "completing", "requeued", "cancelled")
+"""Words of launchers that need no explanation."""
 
 
 def _lost(job: Job, state: JobState, said: str) -> str:
     """What to say of a job that stopped without a word of its own."""
     word = said.partition(" ")[0].lower()
-    if state.phase in ("finished", "failed") or word in ("pending", "running", "completing", "configuring", "requeued"):
+    if state.phase in ("finished", "failed") or word in _NO_END:
         return ""
     return f"it ended without saying why{f': {said}' if said else ''}: see {job.folder}"
 

@@ -14,6 +14,8 @@ from swerve.launch.job import Launch
 from swerve.telemetry import file_digest
 from swerve.types import MachineError, SwerveError
 
+_ENDED = (-signal.SIGTERM, 128 + signal.SIGTERM)
+
 
 class LocalLauncher:
     """Implements `swerve.launch.Launcher`; each job is a process, and the next one starts when it has ended."""
@@ -38,20 +40,28 @@ class LocalLauncher:
         values = dict(pair.split("=", 1) for pair in launch.site.environment.values)
         for job in launch.jobs:
             words = inside(launch.site.container, job)
-            process = subprocess.Popen(words, cwd=job.work, env={**os.environ, **values}, start_new_session=True)
+            process = subprocess.Popen(
+                words,
+                cwd=job.work,
+                env={**os.environ, **values},
+                stdout=2,  # what a job says is no result of the command
+                start_new_session=True,
+            )
             try:
                 yield job.name, str(process.pid)
-                process.wait()
+                code = process.wait()
             finally:
                 process.terminate()
                 process.wait()
+            if code in _ENDED:
+                raise MachineError(f"{job.name} was ended: go on with swerve launch run {job.folder}")
 
     def states(self, launch: Launch, ids: Mapping[str, str]) -> dict[str, str]:
         """Which of the processes are there."""
         return {name: "running" if _process(name, pid) else "" for name, pid in ids.items()}
 
     def cancel(self, launch: Launch, ids: Mapping[str, str]) -> None:
-        """End what runs; the jobs after it start all the same."""
+        """End what runs; those after it are not started."""
         found = [process for name, pid in ids.items() if (process := _process(name, pid))]
         for process in found:
             with suppress(psutil.NoSuchProcess):

@@ -231,13 +231,14 @@ class _Tee(threading.Thread):
 
     def run(self) -> None:
         """Reads to the end."""
-        for line in self._source:
-            if self._passed_on:
-                sys.stdout.buffer.write(line)
-                sys.stdout.buffer.flush()
-            else:
-                self.lines.append(line)
-            self.last = line.decode(errors="replace").strip() or self.last
+        with self._source:
+            for line in self._source:
+                if self._passed_on:
+                    sys.stdout.buffer.write(line)
+                    sys.stdout.buffer.flush()
+                else:
+                    self.lines.append(line)
+                self.last = line.decode(errors="replace").strip() or self.last
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
