@@ -124,7 +124,7 @@ class TestTrainingRun:
         assert interrupt(words, run, 1, signal.SIGINT) == 128 + signal.SIGINT
         assert interrupt([*words, "--resume"], run, 2, signal.SIGTERM) == 128 + signal.SIGTERM
 
-    def test_requeued_by_slurm_it_ends_as_if_undisturbed(self, undisturbed, tmp_path, monkeypatch):
+    def test_queued_again_when_its_time_is_up_it_ends_as_if_undisturbed(self, undisturbed, tmp_path, monkeypatch):
         with cluster(tmp_path / "slurm") as slurm:
             monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
             words = command("--site", slurm.site_file(tmp_path / "site.toml"), "--name", "again", "--seed-base", 0)
@@ -133,12 +133,13 @@ class TestTrainingRun:
             assert done.returncode == 0, done.stderr
             (job,) = json.loads(done.stdout)["jobs"]
             run, folder = tmp_path / "runs" / "again-1", tmp_path / "jobs" / "again" / "1"
-            wait_until(lambda: (run / "checkpoints" / "step_00000001").exists())
-            slurm.client("scontrol", "requeue", job["id"])
+            wait_until(lambda: (run / "checkpoints" / "step_00000001").exists(), timeout_s=600)
+            slurm.client("scancel", "--signal=USR1", "--batch", job["id"])  # as Slurm does before its time is up
             slurm.start_now(job["id"])
-            wait_until(lambda: slurm.state(job["id"]) == "COMPLETED")
+            wait_until(lambda: slurm.state(job["id"]) == "COMPLETED", timeout_s=600)
         state = read_state(folder)
         assert (state.phase, state.attempt) == ("finished", 2), (folder / "slurm.out").read_text()
+        assert "makes room, and goes on when it is started again" in (folder / "slurm.out").read_text()
         assert (run / "provenance.resume1.json").exists()
         assert digest(run) == digest(undisturbed)
 

@@ -26,7 +26,7 @@ DIGEST = "0123456789abcdef" * 4
         ('[environment]\ninherit = ["HF_TOKEN=abc"]', "environment.inherit"),
         ('[environment]\nvalues = ["HF_TOKEN"]', "write NAME=VALUE"),
         ('[environment]\ninherit = ["A"]\nvalues = ["A=1"]', "environment.values"),
-        ('[kubernets]\nx = 1', "kubernets is unknown"),
+        ('[slurmm]\nx = 1', "slurmm is unknown"),
     ],
 )  # fmt: skip
 def test_a_fault_names_file_and_key(tmp_path, text, complaint):
