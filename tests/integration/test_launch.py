@@ -127,11 +127,14 @@ def test_here_a_job_that_fails_keeps_none_of_the_others_from_running(tmp_path, c
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("optimised_commands")
 def test_a_scored_run_is_trained_evaluated_and_checked_here(tmp_path, capfd):
     site = tmp_path / "site.toml"
     site.write_text(f'[paths]\nwork = "{tmp_path}"\n[submission]\norg = "Us"\nplatform = "a laptop"\n')
     words = [RECIPES / "mlperf" / "laptop_open.toml", "--site", site, "--name", "scored", "--seed-base", 7]
-    words += ["--gbs", 64, "--lr", 1.0, "--clip", 1.0, "--val-start", 1, "--max-steps", 2, "--target", 0.01]
+    words += ["--rollout.prompts_per_step", 2, "--rollout.generations_per_prompt", 4, "--val-start", 1]
+    words += ["--max-steps", 2, "--target", 0.01]
     words += ["--mlperf.clear_cache", "false", "--evaluation.attempts", 1, "--json"]
     code = main([str(word) for word in ["launch", "local", *words]])
     out = capfd.readouterr().out
