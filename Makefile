@@ -13,13 +13,18 @@ WORKERS ?= $(shell n=$(THREADS); [ $$n -gt 2 ] && n=2; echo $$n)
 # What `make parity` runs the other implementation with: an environment of its own, or one that is there already.
 PARITY_VENV := .venv-parity
 PARITY_PYTHON ?= $(PARITY_VENV)/bin/python
+# `make image EXTRAS="tpu ray" ENGINE=docker IMAGE=registry.example.org/swerve`
+ENGINE ?= podman
+IMAGE ?= swerve
+EXTRAS ?=
+IMAGE_EXTRAS := tpu cuda ray
 # Extra words for the tools, for example `make test ARGS="tests/unit/config -x"` or `make demo ARGS="--run.seed 1"`.
 ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow tpu apptainer mini-swe-agent lint format bench docs parity lock clean install
+.PHONY: help demo test test-slow tpu apptainer mini-swe-agent lint format bench docs parity image lock clean install
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,10 +98,20 @@ docs: $(INSTALLED)  ## Build the documentation into site/
 	$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install --quiet -e '.[docs]'
 	$(BIN)/mkdocs build --strict
 
+image:  ## Build the container image of the last commit with ENGINE (podman), EXTRAS="tpu cuda ray" as needed
+	git archive HEAD | $(ENGINE) build -f containers/Dockerfile -t $(IMAGE) --build-arg SOURCE_COMMIT=$$(git rev-parse HEAD) \
+	  --build-arg EXTRAS="$(EXTRAS)" -
+
 lock: | $(VENV)/bin/python  ## Resolve the dependencies anew into requirements.lock
 	$(BIN)/python -c 'import uv' 2>/dev/null || $(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-emit-find-links --no-header --quiet -o requirements.lock
+	# What the extras of the container image add to it, for the Python and the C library of its base.
+	set -e; for extra in $(IMAGE_EXTRAS); do \
+	  $(BIN)/uv pip compile pyproject.toml --extra $$extra -c requirements.lock --python-version 3.11 \
+	    --python-platform x86_64-manylinux_2_36 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
+	    --no-annotate --quiet $$(sed -n 's/^\([a-z][^=]*\)==.*/--no-emit-package \1/p' requirements.lock | sort -u) \
+	    -o containers/locks/$$extra.lock; done
 
 clean:  ## Remove what was built, keep runs
 	rm -rf $(VENV) $(TPU_VENV) $(MINI_VENV) build dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
