@@ -50,6 +50,20 @@ LAUNCHERS = {
             "account": "who pays",
         },
     ),
+    "ray": Registered(
+        summary="submit jobs to a Ray cluster",
+        place="swerve.launch.ray:RayLauncher",
+        options={"address": "of the cluster's dashboard, http://HEAD:8265"},
+    ),
+    "kubernetes": Registered(
+        summary="make JobSets or RayJobs in Kubernetes",
+        place="swerve.launch.kubernetes:KubernetesLauncher",
+        options={
+            "kind": "what is made of a job, jobset or rayjob",
+            "time": "limit of an attempt, [D-]HH:MM[:SS]",
+            "namespace": "where jobs live",
+        },
+    ),
 }
 """Every launcher by name; the section of the site file that it reads has the same name."""
 
@@ -171,11 +185,20 @@ def statuses(launch: Launch) -> list[dict[str, object]]:
         said = launcher.get(job.name, "")
         record = {"name": job.name, "seed": job.seed, "id": ids.get(job.name, ""), "launcher": said}
         cause = state.cause or (_lost(job, state, said) if job.name in ids else "")
-        found.append({**record, **dataclasses.asdict(state), "cause": cause})
+        found.append({**record, **dataclasses.asdict(state), "phase": _phase(state, said), "cause": cause})
     return found
 
 
-_NO_END = ("pending", "configuring", "running", "suspended", "completing", "requeued", "cancelled")
+def _phase(state: JobState, said: str) -> str:
+    """How far a job is; of one whose folder is not seen here, what the launcher says."""
+    ended = {"succeeded": "finished", "failed": "failed"}
+    return ended.get(said.partition(" ")[0].lower(), state.phase) if state.attempt == 0 else state.phase
+
+
+_NO_END = (
+    *("pending", "configuring", "running", "suspended", "completing", "requeued", "cancelled"),
+    *("succeeded", "stopped"),
+)
 """Words of launchers that need no explanation."""
 
 

@@ -139,8 +139,8 @@ def freeze(launch: Launch, files: Mapping[str, str]) -> None:
         write_json(temporary / "provenance.json", collect_provenance())
         write_json(temporary / LAUNCH, _launch_json(launch))
         for job in launch.jobs:
-            write_json(temporary / str(job.number) / JOB, _job_json(job))
-            write_atomic(temporary / str(job.number) / job.recipe_name, render(job.recipe))
+            for name, text in job_files(job).items():
+                write_atomic(temporary / str(job.number) / name, text)
         for name, text in files.items():
             write_atomic(temporary / name, text)
         with machine_faults(folder):
@@ -149,6 +149,11 @@ def freeze(launch: Launch, files: Mapping[str, str]) -> None:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def job_files(job: Job) -> dict[str, str]:
+    """What a job's folder holds before it starts, by name: what says the job, whole."""
+    return {JOB: json.dumps(_job_json(job), indent=2) + "\n", job.recipe_name: render(job.recipe)}
 
 
 def read_launch(folder: Path) -> Launch:

@@ -20,6 +20,7 @@ Contradictions = Iterator[tuple[str, str]]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORD = re.compile(r"[A-Za-z0-9_.,:@+*=/-]*")
+_RESOURCE = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _TIME = re.compile(r"(\d+-)?\d{1,3}:\d\d(:\d\d)?")
 _PINNED = re.compile(r".+@sha256:[0-9a-f]{64}")
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|_KEY$|^KEY$", re.IGNORECASE)
@@ -170,6 +171,132 @@ class Slurm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Ray:
+    """What a Ray cluster is asked for, for the process that runs a job; 0 or empty asks for nothing.
+
+    Attributes:
+        address: Of the cluster's dashboard, http://HEAD:8265.
+        cpus: Cores.
+        gpus: GPUs.
+        memory_mib: Memory.
+        resources: NAME=AMOUNT of other resources, for example `TPU=4`.
+    """
+
+    address: str = ""
+    cpus: CountOrZero = 0
+    gpus: CountOrZero = 0
+    memory_mib: CountOrZero = 0
+    resources: tuple[str, ...] = ()
+
+    @property
+    def amounts(self) -> dict[str, float]:
+        """Amounts of the other resources, by name."""
+        return {name: float(amount) for name, _, amount in (pair.partition("=") for pair in self.resources)}
+
+    def contradictions(self) -> Contradictions:
+        """An address is one, and amounts are amounts."""
+        if self.address and not re.fullmatch(r"https?://[^/@\s]+/?", self.address):
+            yield "address", "must be http://HOST:PORT, without a user or a password"
+        for pair in self.resources:
+            if not re.fullmatch(r"[A-Za-z][\w.:-]*=\d+(\.\d+)?", pair):
+                yield "resources", f"holds {pair}: write NAME=AMOUNT"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mount:
+    """A volume of a pod.
+
+    Attributes:
+        claim: Name of the PersistentVolumeClaim.
+        target: Where pods see it.
+        writable: Whether they may write to it.
+    """
+
+    claim: str
+    target: str
+    writable: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kubernetes:
+    """What pods are asked for; empty or 0 leaves it to the cluster.
+
+    Attributes:
+        kind: What is made of a job, a JobSet or a RayJob.
+        context: Of `kubectl`.
+        namespace: Where jobs live.
+        service_account: Who pods are to the cluster.
+        queue: Kueue's local queue.
+        time: Limit of an attempt, [D-]HH:MM[:SS].
+        retries: Times a job is tried again after its pods failed.
+        hosts: Pods of a job, one to a machine.
+        accelerator: What is in them.
+        accelerators: How many in each.
+        tpu_type: Kind of TPU as GKE calls it, for example `tpu7x`.
+        tpu_topology: Its arrangement, for example `2x2x1`.
+        cpus: Cores of each pod.
+        memory_mib: Memory of each pod.
+        node_selector: NAME=VALUE of labels that nodes must have.
+        volumes: CLAIM:/PATH[:ro] of PersistentVolumeClaims.
+        secrets: Names of Secrets whose entries pods find in their environment.
+        nested_sandboxes: Let pods make sandboxes: a user namespace of their own, a whole /proc, no seccomp filter.
+    """
+
+    kind: Literal["jobset", "rayjob"] = "jobset"
+    context: str = ""
+    namespace: str = ""
+    service_account: str = ""
+    queue: str = ""
+    time: str = ""
+    retries: CountOrZero = 3
+    hosts: Count = 1
+    accelerator: Literal["none", "tpu", "gpu"] = "none"
+    accelerators: CountOrZero = 0
+    tpu_type: str = ""
+    tpu_topology: str = ""
+    cpus: CountOrZero = 0
+    memory_mib: CountOrZero = 0
+    node_selector: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    nested_sandboxes: bool = False
+
+    @property
+    def mounts(self) -> tuple[Mount, ...]:
+        """The volumes."""
+        parts = (volume.split(":") for volume in self.volumes)
+        return tuple(Mount(claim=one[0], target=one[1], writable=one[2:] == []) for one in parts)
+
+    def contradictions(self) -> Contradictions:
+        """Names are names of the cluster's, and accelerators are counted where there are some."""
+        for key in ("namespace", "service_account", "queue"):
+            if getattr(self, key) and not _RESOURCE.fullmatch(getattr(self, key)):
+                yield key, "must be small letters, digits, dashes and dots"
+        for name in self.secrets:
+            if not _RESOURCE.fullmatch(name):
+                yield "secrets", f"holds {name}: write names of Secrets only, never values"
+        for volume in self.volumes:
+            if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*:/[\w./-]*(:ro)?", volume):
+                yield "volumes", f"holds {volume}: write CLAIM:/PATH or CLAIM:/PATH:ro"
+        for pair in self.node_selector:
+            if not re.fullmatch(r"[\w./-]+=[\w.-]*", pair):
+                yield "node_selector", f"holds {pair}: write NAME=VALUE"
+        if self.time and not _TIME.fullmatch(self.time):
+            yield "time", "must be [D-]HH:MM[:SS]"
+        if (self.accelerator == "none") != (self.accelerators == 0):
+            yield "accelerators", f'does not go with accelerator = "{self.accelerator}": state both or neither'
+        if (self.tpu_type or self.tpu_topology) and self.accelerator != "tpu":
+            yield "tpu_type" if self.tpu_type else "tpu_topology", 'needs accelerator = "tpu"'
+
+
+def seconds_of(time: str) -> int:
+    """Seconds of a limit, [D-]HH:MM[:SS]."""
+    days, _, clock = time.rpartition("-")
+    hours, minutes, seconds = (*(int(part) for part in clock.split(":")), 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
     """One cluster as one group uses it.
 
@@ -181,6 +308,8 @@ class Site:
         container: What jobs run inside.
         environment: What jobs find around them.
         slurm: What Slurm is asked for.
+        ray: What a Ray cluster is asked for.
+        kubernetes: What Kubernetes is asked for.
     """
 
     recipe: str = ""
@@ -190,6 +319,8 @@ class Site:
     container: Container = field(default_factory=Container)
     environment: Environment = field(default_factory=Environment)
     slurm: Slurm = field(default_factory=Slurm)
+    ray: Ray = field(default_factory=Ray)
+    kubernetes: Kubernetes = field(default_factory=Kubernetes)
 
     @property
     def work(self) -> Path:
