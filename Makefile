@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TPU_VENV := .venv-tpu
 TPU_INSTALLED := $(TPU_VENV)/.installed
+RAY_VENV := .venv-ray
+RAY_INSTALLED := $(RAY_VENV)/.installed
 MINI_VENV := .venv-mini-swe-agent
 MINI_INSTALLED := $(MINI_VENV)/.installed
 THREADS := $(shell nproc 2>/dev/null || echo 2)
@@ -24,7 +26,7 @@ ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow tpu apptainer mini-swe-agent lint format bench docs parity image lock clean install
+.PHONY: help demo test test-slow tpu ray apptainer mini-swe-agent lint format bench docs parity image lock clean install
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,7 +49,7 @@ demo: $(INSTALLED)  ## Train the shipped policy to repair small functions, in mi
 test: $(INSTALLED)  ## Run the tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-slow: $(INSTALLED) $(TPU_INSTALLED)  ## Run the tests that take long
+test-slow: $(INSTALLED) $(TPU_INSTALLED) $(RAY_INSTALLED)  ## Run the tests that take long
 	$(BIN)/python -m pytest -m slow --timeout 7200 $(ARGS)
 
 # The compiler for TPUs is large and wanted by few: it has an environment of its own, with the locked version of JAX.
@@ -59,6 +61,15 @@ $(TPU_INSTALLED): requirements.lock pyproject.toml
 	@touch $@
 
 tpu: $(TPU_INSTALLED)  ## Install the compiler for TPUs into .venv-tpu; no TPU needed
+
+# Ray, likewise, with the versions of the container image.
+$(RAY_INSTALLED): requirements.lock containers/locks/ray.lock
+	@test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
+	$(RAY_VENV)/bin/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(RAY_VENV)/bin/python -m pip install --quiet --require-hashes --no-deps -r containers/locks/ray.lock
+	@touch $@
+
+ray: $(RAY_INSTALLED)  ## Install Ray into .venv-ray, for the slow tests of launching on a cluster
 
 apptainer: $(INSTALLED)  ## Fetch Apptainer into .cache for the slow tests; Debian only, installs nothing in the system
 	sh tests/tools/install_apptainer.sh .cache/apptainer $(BIN)/python
@@ -114,5 +125,5 @@ lock: | $(VENV)/bin/python  ## Resolve the dependencies anew into requirements.l
 	    -o containers/locks/$$extra.lock; done
 
 clean:  ## Remove what was built, keep runs
-	rm -rf $(VENV) $(TPU_VENV) $(MINI_VENV) build dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TPU_VENV) $(RAY_VENV) $(MINI_VENV) build dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
