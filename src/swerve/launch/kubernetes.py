@@ -25,7 +25,7 @@ from swerve.types import MachineError, SwerveError
 Manifest = dict[str, Any]
 
 _CARRIED = "/etc/swerve/job"
-_COMMAND = ("sh", f"{_CARRIED}/{SCRIPT}")
+_COMMAND = ("bash", f"{_CARRIED}/{SCRIPT}")
 _USER = 10001
 """Of the image that `containers/` builds."""
 _MAX_NAME = 47

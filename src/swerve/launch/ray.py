@@ -32,7 +32,7 @@ class RayLauncher:
         client, wanted = _client(launch.site.ray), launch.site.ray
         for job in launch.jobs:
             asked = {
-                "entrypoint": f"sh {SCRIPT}",
+                "entrypoint": f"bash {SCRIPT}",
                 "submission_id": job.name,
                 "runtime_env": {"working_dir": str(job.folder), "env_vars": values(launch.site)},
                 "metadata": {"seed": str(job.seed)},

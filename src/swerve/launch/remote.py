@@ -11,7 +11,8 @@ from swerve.launch.site import Site
 
 SCRIPT = "job.sh"
 _TEXT = """\
-set -eu
+#!/bin/bash
+set -euo pipefail
 carried=$(dirname "$0")
 {prologue}folder={here}
 if [ ! -e "$folder/job.json" ]; then

@@ -132,7 +132,7 @@ def test_a_manifest_says_what_the_site_asks_for(make: Make, kind: str):
     assert claims == {"swerve-work", "models"}
     assert inner["activeDeadlineSeconds"] == seconds_of("1-06:30") == 109800
     command = container["command"] if kind == "jobset" else spec["entrypoint"].split()
-    assert command == ["sh", "/etc/swerve/job/job.sh"]
+    assert command == ["bash", "/etc/swerve/job/job.sh"]
 
 
 def test_gpus_are_asked_for_by_their_own_name(make: Make):
@@ -155,7 +155,7 @@ def test_a_job_is_unpacked_once_and_run(make: Make, tmp_path: Path):
     (programs / "python3").write_text('#!/bin/sh\necho "$PWD $@"\n')
     (programs / "python3").chmod(0o755)
     environment = {"PATH": f"{programs}:{os.environ['PATH']}"}
-    run = ["sh", str(carried / "job.sh")]
+    run = ["bash", str(carried / "job.sh")]
     first = subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout
     folder = work / "jobs" / "night_1" / "1"
     assert first == f"{work} -m swerve.cli launch run {folder}\n"
