@@ -91,8 +91,8 @@ def test_a_cluster_runs_jobs_and_stops_them(cluster: str, tmp_path: Path):
     )
     (tmp_path / "work").mkdir()
     short = [
-        *("--training.num_steps", "1", "--rollout.prompts_per_step", "2", "--rollout.generations_per_prompt", "2"),
-        *("--rollout.num_slots", "4", "--evaluation.before", "false", "--evaluation.after", "false"),
+        *("--training.num_steps", "1", "--rollout.prompts_per_step", "2", "--rollout.generations_per_prompt", "4"),
+        *("--rollout.num_slots", "8", "--evaluation.before", "false", "--evaluation.after", "false"),
     ]
     launch = ["launch", "ray", str(RECIPE), "--site", str(site), "--address", cluster]
     swerve(*launch, "--name", "short", "--replicas", "2", "--seed-base", "7", *short)
