@@ -46,6 +46,7 @@ class KubernetesLauncher:
 
     def check(self, launch: Launch) -> None:
         """Refuse what one process cannot do, and what would be lost with the pods."""
+        _check_site(launch)
         site, file = launch.site, launch.site_file
         if site.kubernetes.hosts > 1:
             raise SwerveError(
@@ -114,9 +115,11 @@ def _check_site(launch: Launch) -> None:
             f"{file}: environment.inherit: a manifest would show the value of {site.environment.inherit[0]} to "
             "everyone: put it into a Secret of the cluster, and name that in kubernetes.secrets"
         )
-    for job in launch.jobs:
-        if not 1 <= len(resource_name(job)) <= _MAX_NAME:
-            raise SwerveError(f"--name {launch.name}: too long: {resource_name(job)} has more than {_MAX_NAME} letters")
+    for name in (resource_name(job) for job in launch.jobs):
+        if len(name) > _MAX_NAME or not name[:1].isalpha():
+            raise SwerveError(
+                f"--name {launch.name}: {name} must begin with a letter and have at most {_MAX_NAME}: choose another"
+            )
 
 
 def _manifests(job: Job, site: Site) -> list[Manifest]:
@@ -157,7 +160,7 @@ def _jobset(job: Job, site: Site, metadata: Manifest) -> Manifest:
         **_deadline(wanted),
         "template": _pod(job, site, {"command": list(_COMMAND)}),
     }
-    own = {"name": "own-fault", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    own = {"name": "ownFault", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
@@ -188,7 +191,6 @@ def _rayjob(job: Job, site: Site, metadata: Manifest) -> Manifest:
     spec = {
         "entrypoint": " ".join(_COMMAND),
         "jobId": metadata["name"],
-        "metadata": {"seed": str(job.seed)},
         "backoffLimit": wanted.retries,
         "shutdownAfterJobFinishes": True,
         **_deadline(wanted),

@@ -20,6 +20,7 @@ class RayLauncher:
 
     def check(self, launch: Launch) -> None:
         """Refuse a cluster that cannot be reached."""
+        _check_site(launch)
         _client(launch.site.ray)
 
     def files(self, launch: Launch) -> dict[str, str]:

@@ -1,10 +1,12 @@
 """What the API of a cluster takes: unknown keys, missing ones and values of another type are faults.
 
 JobSets and pods: the classes that Kubeflow generates from the OpenAPI schemas of JobSet and of Kubernetes. RayJobs: the
-fields of KubeRay's API `ray.io/v1`, written down here, with Kubernetes' own pods in them.
+fields of KubeRay's API `ray.io/v1`, written down here, with Kubernetes' own pods in them. A few rules that controllers
+add to the types are checked too.
 """
 
 import importlib
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -79,8 +81,26 @@ _CLASSES = {
 def faults(manifest: dict[str, Any]) -> list[str]:
     """What is wrong with a manifest."""
     if manifest["kind"] == "RayJob":
-        return [*_by_table(manifest, _RAY_JOB, ""), *_by_class(manifest["metadata"], _class("Metadata"), "metadata")]
-    return list(_by_class(manifest, _class(manifest["kind"]), ""))
+        found = [*_by_table(manifest, _RAY_JOB, ""), *_by_class(manifest["metadata"], _class("Metadata"), ".metadata")]
+    else:
+        found = list(_by_class(manifest, _class(manifest["kind"]), ""))
+    return found or list(_rules(manifest))
+
+
+def _rules(manifest: dict[str, Any]) -> Iterator[str]:
+    """Rules that no type expresses."""
+    if not re.fullmatch(r"[a-z]([a-z0-9-]{0,45}[a-z0-9])?", manifest["metadata"]["name"]):
+        yield ".metadata.name: no label of at most 47 letters that begins with a letter"
+    spec = manifest.get("spec", {})
+    for rule in spec.get("failurePolicy", {}).get("rules", []):
+        if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"]):
+            yield f".spec.failurePolicy.rules: {rule['name']} is no name of a rule"
+    for job in spec.get("replicatedJobs", []):
+        template = job["template"]["spec"]
+        if "podFailurePolicy" in template and template["template"]["spec"].get("restartPolicy") != "Never":
+            yield ".spec.replicatedJobs: podFailurePolicy needs restartPolicy Never"
+    if "metadata" in spec and "rayVersion" not in spec["rayClusterSpec"]:
+        yield ".spec.metadata: needs rayClusterSpec.rayVersion"
 
 
 def _class(name: str) -> Any:

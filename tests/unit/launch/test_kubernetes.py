@@ -211,8 +211,9 @@ def test_a_site_that_contradicts_itself_is_refused(make: Make, change: tuple[str
 
 def test_names_become_names_of_the_cluster(make: Make):
     assert [resource_name(job) for job in make(name="Night_1.b").jobs] == ["night-1-b-1", "night-1-b-2"]
-    with pytest.raises(SwerveError, match="too long"):
-        KubernetesLauncher().files(make(name="n" * 50))
+    for name in ("n" * 50, "1st"):
+        with pytest.raises(SwerveError, match="must begin with a letter and have at most 47"):
+            KubernetesLauncher().files(make(name=name))
 
 
 @pytest.fixture
