@@ -196,8 +196,8 @@ def _phase(state: JobState, said: str) -> str:
 
 
 _NO_END = (
-    *("pending", "configuring", "running", "suspended", "completing", "requeued", "cancelled"),
-    *("succeeded", "stopped"),
+    *("pending", "configuring", "running", "suspended", "completing", "requeued"),
+    *("succeeded", "stopped", "cancelled"),
 )
 """Words of launchers that need no explanation."""
 

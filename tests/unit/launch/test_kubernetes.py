@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from swerve.launch import Launch, Request, freeze, plan, read_job, read_site
+from swerve.cli.launching import statuses
+from swerve.cli.main import main
+from swerve.launch import Launch, Request, freeze, plan, read_job, read_site, record_id
 from swerve.launch.kubernetes import KubernetesLauncher, resource_name
 from swerve.launch.site import seconds_of
 from swerve.types import MachineError, SwerveError
@@ -269,6 +271,33 @@ def test_jobs_are_made_looked_after_and_deleted(make: Make, cluster: Path):
     assert made(cluster) == {"configmap.night-1-1", "jobset.night-1-1"}
     (cluster / "answer").write_text("")
     assert launcher.states(launch, ids) == {"night_1-1": "", "night_1-2": ""}
+
+
+def test_of_jobs_that_are_not_seen_the_cluster_has_the_word(make: Make, cluster: Path):
+    launcher, launch = KubernetesLauncher(), make()
+    freeze(launch, launcher.files(launch))
+    for name, identifier in launcher.submit(launch):
+        record_id(launch, name, identifier)
+    items = [
+        {"metadata": {"name": f"night-1-{number}"}, "status": {"terminalState": state}}
+        for number, state in ((1, "Completed"), (2, "Failed"))
+    ]
+    (cluster / "answer").write_text(json.dumps({"items": items}))
+    assert [(row["phase"], row["launcher"], bool(row["cause"])) for row in statuses(launch)] == [
+        ("finished", "SUCCEEDED", False),
+        ("failed", "FAILED", True),
+    ]
+
+
+def test_options_stand_above_the_site(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    make()
+    words = ["--kind", "rayjob", "--time", "0:30", "--namespace", "other", "--seed-base", "7", "--name", "n"]
+    site = ["--site", str(tmp_path / "site.toml")]
+    assert main(["launch", "kubernetes", str(RECIPE), *site, *words, "--dry-run", "--json"]) == 0
+    job = list(yaml.safe_load_all(json.loads(capsys.readouterr().out)["files"]["1/job.yaml"]))[1]
+    assert (job["kind"], job["metadata"]["namespace"]) == ("RayJob", "other")
+    assert job["spec"]["activeDeadlineSeconds"] == 1800
+    assert not (tmp_path / "jobs").exists()
 
 
 def test_what_was_there_before_is_left_as_it_was(make: Make, cluster: Path):
