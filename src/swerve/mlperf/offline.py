@@ -17,6 +17,7 @@ from typing import cast
 from swerve.mlperf.log import MLPerfLog
 from swerve.mlperf.manifest import EvalCheckpoint
 from swerve.mlperf.read_log import Log, LogRecord, read_log
+from swerve.mlperf.training import DROP_AUDIT, check_drop_audit
 from swerve.types import SwerveError
 
 
@@ -29,7 +30,8 @@ class EvaluationRecord:
 
     Raises:
         SwerveError: The log is not of the run, or training has not ended.
-        MachineError: It cannot be written, or `mlperf-logging` is missing.
+        MachineError: The drop audit of a step is missing or not 0, the log cannot be written, or `mlperf-logging` is
+            missing.
     """
 
     def __init__(self, path: Path, checkpoints: Sequence[EvalCheckpoint]) -> None:
@@ -105,7 +107,7 @@ def _stats(record: LogRecord) -> dict[str, object]:
 
 
 def _check(log: Log, checkpoint: EvalCheckpoint) -> None:
-    """Refuse a log that is not of the checkpoint's run."""
+    """Refuse a log that is not of the checkpoint's run, or whose run cannot be scored."""
     for key, expected in (
         ("seed", checkpoint.seed),
         ("global_batch_size", checkpoint.global_batch_size),
@@ -117,5 +119,13 @@ def _check(log: Log, checkpoint: EvalCheckpoint) -> None:
             raise SwerveError(
                 f"{log.path}: {key} is {log.value(key)}, the manifest says {expected}: the log is of another run"
             )
-    if log.first("block_stop") is None:
+    end = log.first("block_stop")
+    if end is None:
         raise SwerveError(f"{log.path}: training has not ended, for there is no block_stop: evaluate afterwards")
+    audits = {
+        record.metadata.get("step"): _stats(record)
+        for record in log.all("tracked_stats")
+        if DROP_AUDIT[0] in _stats(record)
+    }
+    for step in range(1, end.metadata["step"] + 1):
+        check_drop_audit(f"{log.path}: step {step}", audits.get(step, {}))

@@ -4,7 +4,8 @@
     before anything is loaded         once everything is compiled         after each update                at the end
 
 There is no `run_stop`: whether the run succeeded is found by the offline evaluator, which writes it. `block_stop` is
-dated at the last update of the weights.
+dated at the last update of the weights. A step without a clean drop audit ends the run: its statistics are not
+logged, no `block_stop` follows, and the offline evaluator refuses the log.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from pathlib import Path
 from swerve.config import TrainRecipe
 from swerve.mlperf.log import MLPerfLog
 from swerve.mlperf.manifest import EvalCheckpoint, upsert
+from swerve.types import MachineError
 
+DROP_AUDIT = ("dropped_assignments_used", "dropless_replays")
+"""The drop audit of a step: (token, expert) pairs left out, always 0, and micro-batches computed again for that."""
 _DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
@@ -30,6 +34,24 @@ def clear_caches() -> bool:
     except OSError:
         return False
     return True
+
+
+def check_drop_audit(place: str, numbers: Mapping[str, object]) -> None:
+    """Refuse a step of a scored run of which it is not known that every token reached all of its experts.
+
+    Args:
+        place: Of the step, in words.
+        numbers: Its metrics by name.
+
+    Raises:
+        MachineError: The audit is missing, or counts a (token, expert) pair that was dropped.
+    """
+    missing = [name for name in DROP_AUDIT if name not in numbers]
+    if missing:
+        raise MachineError(f"{place}: {missing[0]} is missing: a scored run needs the drop audit of every step")
+    dropped = numbers[DROP_AUDIT[0]]
+    if dropped != 0:
+        raise MachineError(f"{place}: {DROP_AUDIT[0]} is {dropped}, and must be 0: this run cannot be scored")
 
 
 class TrainingRecord:
@@ -49,6 +71,7 @@ class TrainingRecord:
         self._seed = seed
         self._updated_ms: dict[int, int] = {}
         self._micro_batches: Counter[int] = Counter()
+        self._audited: set[int] = set()
 
     def initialise(self, began_ms: int, *, cleared: bool) -> None:
         """Log the beginning of initialisation.
@@ -85,7 +108,12 @@ class TrainingRecord:
         Args:
             step: Number of the update, from 1.
             numbers: Its metrics by name, with seconds as `step_s` and `phase_s/...`.
+
+        Raises:
+            MachineError: Its drop audit is missing or is not 0.
         """
+        check_drop_audit(f"step {step}", numbers)
+        self._audited.add(step)
         self._micro_batches[int(numbers["num_micro_batches"])] += 1
         at = {"samples_count": self._samples(step), "step": step}
         learnt = {
@@ -96,8 +124,7 @@ class TrainingRecord:
             "token_logdiff_absmean": numbers["token_logdiff_absmean"],
             "global_valid_toks": numbers["global_valid_tokens"],
             "global_valid_seqs": numbers["global_valid_seqs"],
-            "dropped_assignments_used": numbers["dropped_assignments_used"],
-            "dropless_replays": numbers["dropless_replays"],
+            **{name: numbers[name] for name in DROP_AUDIT},
         }
         spent = {name.removeprefix("phase_s/"): value for name, value in numbers.items() if name.startswith("phase_s/")}
         training = ("pack", "copy", "send", "compute", "update")
@@ -136,7 +163,13 @@ class TrainingRecord:
         upsert(self._manifest, checkpoint)
 
     def block_ends(self) -> None:
-        """Call when no update follows; the checkpoints may still be being written."""
+        """Call when no update follows; the checkpoints may still be being written.
+
+        Raises:
+            MachineError: A step was not audited.
+        """
+        for step in sorted(self._updated_ms.keys() - self._audited):
+            check_drop_audit(f"step {step}", {})
         last = max(self._updated_ms)
         ((micro_batches, _),) = self._micro_batches.most_common(1)
         # How many there are follows from how a step's sequences pack; most steps have this many.

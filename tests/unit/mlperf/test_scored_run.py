@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import math
 import os
 import random
 import signal
@@ -48,7 +49,7 @@ def recipe(**mlperf: Any) -> TrainRecipe:
 
 def numbers(step: int) -> dict[str, float]:
     names = ("loss", "reward", "grad_norm", "entropy", "token_logdiff_absmean", "global_valid_tokens")
-    made = dict.fromkeys((*names, "global_valid_seqs", "dropped_assignments_used", "dropless_replays"), 0.25)
+    made = dict.fromkeys((*names, "global_valid_seqs"), 0.25) | {"dropped_assignments_used": 0, "dropless_replays": 2}
     return made | {"num_micro_batches": 4, "step_s": 2.0, "phase_s/compute": 1.0, "phase_s/collect": 0.5 + step}
 
 
@@ -163,6 +164,53 @@ def test_a_run_that_never_reaches_its_target_is_aborted(tmp_path: Path) -> None:
     log = read_log(tmp_path / "mlperf.log")
     assert len(log.all("eval_accuracy")) == len(STEPS)
     assert log.records[-1].metadata["status"] == "aborted"
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (
+            {"dropped_assignments_used": 3},
+            "step 2: dropped_assignments_used is 3, and must be 0: this run cannot be scored",
+        ),
+        ({"dropped_assignments_used": math.nan}, "step 2: dropped_assignments_used is nan, and must be 0"),
+        ({"dropped_assignments_used": None}, "step 2: dropped_assignments_used is missing: a scored run needs the"),
+        ({"dropless_replays": None}, "step 2: dropless_replays is missing: a scored run needs the drop audit"),
+    ],
+)
+def test_a_step_without_a_clean_drop_audit_ends_the_run(tmp_path: Path, change: dict[str, Any], fault: str) -> None:
+    record = TrainingRecord(MLPerfLog(tmp_path / "mlperf.log"), tmp_path / "m.jsonl", recipe(), seed=7)
+    record.run_starts()
+    record.updated(1)
+    record.step_done(1, numbers(1))
+    record.updated(2)
+    changed = {name: value for name, value in (numbers(2) | change).items() if value is not None}
+    with pytest.raises(MachineError, match=fault):
+        record.step_done(2, changed)
+    with pytest.raises(MachineError, match="step 2: dropped_assignments_used is missing"):  # nor does it end well
+        record.block_ends()
+    record.close()
+    log = read_log(tmp_path / "mlperf.log")
+    assert {one.metadata["step"] for one in log.all("tracked_stats")} == {1}
+    assert log.first("block_stop") is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ('"dropped_assignments_used": 0', '"dropped_assignments_used": 1', "step 1: dropped_assignments_used is 1"),
+        ('"dropped_assignments_used": 0', '"others": 0', "step 1: dropped_assignments_used is missing"),
+        (', "dropless_replays": 2', "", "step 1: dropless_replays is missing"),
+    ],
+)
+def test_a_log_without_a_clean_drop_audit_is_not_evaluated(tmp_path: Path, old: str, new: str, fault: str) -> None:
+    checkpoints = read_manifest(train(tmp_path))
+    log = tmp_path / "mlperf.log"
+    changed = log.read_text().replace(old, new, 1)
+    log.write_text(changed)
+    with pytest.raises(MachineError, match=fault):
+        EvaluationRecord(log, checkpoints)
+    assert log.read_text() == changed
 
 
 class Killed(BaseException):

@@ -1,6 +1,7 @@
 """The step on a real model: its gradient, its invariances, its refusals."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 
 from swerve import models
 from swerve.algorithms import NORMALISERS
+from swerve.config import TrainRecipe, settings
 from swerve.config.schema import Algorithm, Optimizer
-from swerve.trainer import GrpoTrainer, NonFiniteGradientError, TrainerState, check_gap, make_group
+from swerve.trainer import GrpoTrainer, NonFiniteGradientError, StepStats, TrainerState, check_gap, make_group
 from swerve.types import EpisodeStatus, Group, PackedMicroBatch, SwerveError
 
 from .samples import CONFIG, CONTEXT, OPEN, make_groups, make_trainer, make_trajectory, with_trainer_logprobs
@@ -500,3 +502,12 @@ def test_another_models_state_is_refused(one: GrpoTrainer) -> None:
         one.restore(TrainerState(params=wider, optimizer=state.optimizer, version=0))
     with pytest.raises(SwerveError, match="is in only one of the two"):
         one.restore(TrainerState(params={"w": np.zeros(2)}, optimizer=state.optimizer, version=0))
+
+
+def test_no_setting_turns_the_drop_audit_off() -> None:
+    """The trainer's numbers of a step cannot be made without it, and no recipe has a say in it."""
+    assert {"dropped_assignments_used", "dropless_replays"} <= {
+        one.name for one in dataclasses.fields(StepStats) if one.default is dataclasses.MISSING
+    }
+    for setting in settings(TrainRecipe):
+        assert not {"audit", "drops", "dropped", "replays"} & set(re.split(r"[._]", setting.key)), setting.key
