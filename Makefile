@@ -26,7 +26,7 @@ ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow tpu ray apptainer mini-swe-agent lint format bench docs parity image lock clean install
+.PHONY: help demo test test-slow goldens tpu ray apptainer mini-swe-agent lint format bench docs parity image lock clean install
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ test: $(INSTALLED)  ## Run the tests
 
 test-slow: $(INSTALLED) $(TPU_INSTALLED) $(RAY_INSTALLED)  ## Run the tests that take long
 	$(BIN)/python -m pytest -m slow --timeout 7200 $(ARGS)
+
+goldens: $(INSTALLED)  ## Render the benchmark's recipes anew into tests/goldens, once a change to them is meant
+	PYTHONPATH=src:tests $(BIN)/python -m recipe_goldens
 
 # The compiler for TPUs is large and wanted by few: it has an environment of its own, with the locked version of JAX.
 $(TPU_INSTALLED): requirements.lock pyproject.toml

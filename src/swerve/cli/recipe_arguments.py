@@ -16,6 +16,7 @@ from swerve.config import (
     TrainRecipe,
     batch_arithmetic,
     digest,
+    laws,
     read_recipe,
     read_recipe_as,
     render,
@@ -23,6 +24,7 @@ from swerve.config import (
     settings,
 )
 from swerve.config.describe import is_union
+from swerve.types import SwerveError
 
 R = TypeVar("R", TrainRecipe, PretrainRecipe, AbRecipe)
 
@@ -43,6 +45,12 @@ def add_recipe_arguments(parser: argparse.ArgumentParser, *schemas: type, dry_ru
     if dry_run:
         parser.add_argument("--dry-run", action="store_true", help="print what would run, and stop")
         parser.add_argument("--json", action="store_true", help="with --dry-run: print JSON")
+    if TrainRecipe in schemas:
+        parser.add_argument(
+            "--gbs", type=int, metavar="N",
+            help="global batch size of the benchmark: sets prompts, generations, learning rate, clip and, where it is "
+            "published, the number of steps; a setting given by its own name stands above it",
+        )  # fmt: skip
     add_setting_arguments(parser, schemas)
 
 
@@ -75,8 +83,20 @@ def _metavar(setting: Setting) -> str:
 
 
 def overrides_from(arguments: argparse.Namespace) -> dict[str, str]:
-    """Settings given on the command line, as text by key."""
-    return {name.removeprefix(_PREFIX): value for name, value in vars(arguments).items() if name.startswith(_PREFIX)}
+    """Settings given on the command line, as text by key: those that follow from `--gbs`, then those named.
+
+    Raises:
+        SwerveError: The global batch size is none of the benchmark.
+    """
+    words = vars(arguments)
+    named = {name.removeprefix(_PREFIX): value for name, value in words.items() if name.startswith(_PREFIX)}
+    if words.get("gbs") is None:
+        return named
+    try:
+        derived = laws.settings(words["gbs"])
+    except ValueError as error:
+        raise SwerveError(f"--gbs {words['gbs']}: {error}") from None
+    return {key: render_value(value) for key, value in derived.items()} | named
 
 
 def recipe_from(arguments: argparse.Namespace, schema: type[R]) -> R:

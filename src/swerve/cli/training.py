@@ -75,13 +75,8 @@ def read_inputs(recipe: TrainRecipe) -> TrainingInputs:
     """Read everything a run starts from.
 
     Raises:
-        SwerveError: Something of it is at fault, or a setting asks for what this loop does not do.
+        SwerveError: Something of it is at fault.
     """
-    if recipe.training.max_trajectory_age > 1:
-        raise SwerveError(
-            f"training.max_trajectory_age = {recipe.training.max_trajectory_age}: the in-process loop plays at most "
-            "one step ahead: set it to 1 or 0"
-        )
     check_computable(recipe)
     sandbox_backend(recipe.sandbox)
     began_ms, cleared = _begin_initialisation(recipe)

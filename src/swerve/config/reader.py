@@ -181,6 +181,22 @@ def check_recipe(recipe: Recipe, name: str = "recipe") -> None:
     _finish(type(recipe), _Source(tree=tree, origins={}, path=name))
 
 
+def check_startable(recipe: TrainRecipe, name: str = "recipe") -> None:
+    """Checks that a recipe leaves nothing open that a run has to say.
+
+    Args:
+        recipe: Complete and checked.
+        name: What faults call it.
+
+    Raises:
+        RecipeError: It does; each line names the key.
+    """
+    found = [f"{name}: {key} {text}: add --{key} TEXT, or set it in a recipe that extends this one"
+             for key, text in recipe.left_open()]  # fmt: skip
+    if found:
+        raise RecipeError(found)
+
+
 def arm_recipe(recipe: AbRecipe, arm: Arm, name: str = "recipe") -> TrainRecipe:
     """The training recipe of one arm of a comparison.
 

@@ -544,6 +544,8 @@ class Training:
         """What is done ahead of time has something to be done with."""
         if self.staged and not self.pipelined:
             yield "staged", "needs pipelined = true: a micro-batch is packed before it is copied"
+        if self.max_trajectory_age > 1:
+            yield "max_trajectory_age", "must be 0 or 1: at most one step is played ahead"
         if self.pipelined and not self.max_trajectory_age:
             yield (
                 "pipelined",
@@ -584,8 +586,8 @@ class Mlperf:
 
     Attributes:
         enabled: Log, and save weights after every step from the first evaluation on.
-        org: Who submits.
-        platform: On what, in the submitter's own words.
+        org: Who submits; a recipe may leave it open, a run may not.
+        platform: On what, in the submitter's own words; likewise.
         division: `closed` keeps to the benchmark's settings, `open` may differ and says so.
         status: Availability of the platform.
         log: The MLPerf log; empty is `mlperf.log` in the run's directory.
@@ -605,12 +607,9 @@ class Mlperf:
     clear_cache: bool = True
 
     def contradictions(self) -> Contradictions:
-        """A scored run says whose it is; another has nothing to say."""
+        """A run that is not scored has nothing to say."""
         keys = [field.name for field in fields(self) if field.name != "enabled"]
         yield from _without_effect(self, self.enabled, "enabled = false", *keys)
-        for key in ("org", "platform"):
-            if self.enabled and not getattr(self, key).strip():
-                yield key, "is missing: a scored run names it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -658,6 +657,12 @@ class TrainRecipe:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     telemetry: Telemetry = field(default_factory=Telemetry)
     mlperf: Mlperf = field(default_factory=Mlperf)
+
+    def left_open(self) -> Contradictions:
+        """What a recipe may leave open, and a run may not: a scored one says whose it is."""
+        for key in ("org", "platform"):
+            if self.mlperf.enabled and not getattr(self.mlperf, key).strip():
+                yield f"mlperf.{key}", "is missing: a scored run names it"
 
     @property
     def first_evaluation_step(self) -> int:

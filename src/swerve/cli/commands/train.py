@@ -11,7 +11,7 @@ import asyncio
 from pathlib import Path
 
 from swerve.cli.recipe_arguments import add_recipe_arguments, dry_run_text, recipe_from
-from swerve.config import TrainRecipe
+from swerve.config import TrainRecipe, check_startable
 from swerve.types import MachineError
 
 
@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Trains, or prints what would be trained."""
     recipe = recipe_from(arguments, TrainRecipe)
+    check_startable(recipe, str(arguments.recipe))
     from swerve.cli.composition import prepare_jax, read_tasks
 
     if arguments.dry_run:
