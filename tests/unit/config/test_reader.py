@@ -288,12 +288,6 @@ def test_recipes_built_in_python_are_checked_too():
         check_recipe(dataclasses.replace(TrainRecipe(), rollout=Rollout(num_slots="4")))  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("value", ["0", "-1.5", '"dropped"', "true", "nan"])
-def test_a_buffer_factor_is_positive_or_dropless(value):
-    with pytest.raises(RecipeError, match=r"execution.buffer_factor = .* must be a number above 0 or dropless"):
-        parse_recipe(f'kind = "train"\n[execution]\nbuffer_factor = {value}\n')
-
-
 @pytest.mark.parametrize(("text", "value"), [("dropless", "dropless"), ("1.25", 1.25), ("2", 2.0)])
 def test_a_setting_may_be_a_number_or_a_word(tmp_path, text, value):
     (tmp_path / "r.toml").write_text('kind = "train"\n')
@@ -312,19 +306,6 @@ def test_a_setting_may_be_a_number_or_a_word(tmp_path, text, value):
             '[execution]\nexperts = "grouped"\nexpert_block = 8',
             'expert_block = 8 has no effect with experts = "grouped"',
         ),
-        (
-            '[mesh]\nfsdp = 2\n[execution]\ngradient_sum_dtype = "float32"',
-            'gradient_sum_dtype = "float32" has no effect with parameter_dtype = "float32"',
-        ),
-        (
-            '[execution]\nparameter_dtype = "bfloat16"\ngradient_sum_dtype = "float32"',
-            'execution.gradient_sum_dtype = "float32" has no effect on one device',
-        ),
-        (
-            '[execution]\nhead = "plain"\nparameter_dtype = "bfloat16"\ngradient_sum_dtype = "float32"',
-            'gradient_sum_dtype = "float32" cannot be chosen with head = "plain"',
-        ),
-        ('[remat]\nlayer_input = "offload"', 'remat.layer_input = "offload" has no effect with enabled = false'),
     ],
 )
 def test_a_mesh_divides_the_work_and_its_settings_are_read(settings, message):
