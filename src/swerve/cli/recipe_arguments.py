@@ -30,6 +30,8 @@ R = TypeVar("R", TrainRecipe, PretrainRecipe, AbRecipe)
 
 _METAVARS = {bool: "{true,false}", int: "INT", float: "NUMBER", str: "TEXT"}
 _PREFIX = "setting "
+_BY_LAW = "global batch size"
+_OF_BATCH = ("rollout.prompts_per_step", "rollout.generations_per_prompt")
 
 
 def add_recipe_arguments(parser: argparse.ArgumentParser, *schemas: type, dry_run: bool = True) -> None:
@@ -47,7 +49,7 @@ def add_recipe_arguments(parser: argparse.ArgumentParser, *schemas: type, dry_ru
         parser.add_argument("--json", action="store_true", help="with --dry-run: print JSON")
     if TrainRecipe in schemas:
         parser.add_argument(
-            "--gbs", type=int, metavar="N",
+            "--gbs", type=int, metavar="N", dest=_BY_LAW,
             help="global batch size of the benchmark: sets prompts, generations, learning rate, clip and, where it is "
             "published, the number of steps; a setting given by its own name stands above it",
         )  # fmt: skip
@@ -86,16 +88,19 @@ def overrides_from(arguments: argparse.Namespace) -> dict[str, str]:
     """Settings given on the command line, as text by key: those that follow from `--gbs`, then those named.
 
     Raises:
-        SwerveError: The global batch size is none of the benchmark.
+        SwerveError: The global batch size is none of the benchmark, or is given twice.
     """
     words = vars(arguments)
     named = {name.removeprefix(_PREFIX): value for name, value in words.items() if name.startswith(_PREFIX)}
-    if words.get("gbs") is None:
+    batch = words.get(_BY_LAW)
+    if batch is None:
         return named
+    for key in named.keys() & _OF_BATCH:
+        raise SwerveError(f"--gbs and --{key} both say how large a batch is: give one of them")
     try:
-        derived = laws.settings(words["gbs"])
+        derived = laws.settings(batch)
     except ValueError as error:
-        raise SwerveError(f"--gbs {words['gbs']}: {error}") from None
+        raise SwerveError(f"--gbs {batch}: {error}") from None
     return {key: render_value(value) for key, value in derived.items()} | named
 
 

@@ -9,6 +9,7 @@ from recipe_goldens import GOLDENS, RECIPES, ROOT
 from swerve.cli.parser import Parser
 from swerve.cli.recipe_arguments import add_recipe_arguments, recipe_from
 from swerve.config import RecipeError, TrainRecipe, check_startable, diff, flatten, laws, read_recipe_as, render
+from swerve.types import SwerveError
 
 MLPERF = ROOT / "recipes" / "mlperf"
 SYSTEMS = sorted(path.stem.removeprefix("qwen35_397b_") for path in MLPERF.glob("qwen35_397b_*.toml")
@@ -76,6 +77,10 @@ def test_another_batch_size_follows_by_law_and_settings_of_ones_own_stand_above_
         RecipeError, match=r"--optimizer\.learning_rate = 0\.001 must be 1\.4142135624e-06 in the closed"
     ):
         recipe(of_system("v7x128"), "--gbs", "512", "--optimizer.learning_rate", "1e-3")
+    with pytest.raises(SwerveError, match="--gbs 100: a global batch size is a positive multiple of 16"):
+        recipe(of_system("v7x128"), "--gbs", "100")
+    with pytest.raises(SwerveError, match=r"--gbs and --rollout\.prompts_per_step both say how large a batch is"):
+        recipe(of_system("v7x128"), "--gbs", "512", "--rollout.prompts_per_step", "32")
 
 
 def test_a_scored_run_says_whose_it_is_before_it_starts():
