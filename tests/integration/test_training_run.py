@@ -14,9 +14,12 @@ import psutil
 import pytest
 
 from slurm_cluster import cluster, wait_until
+from swerve.config import TINY_POLICY, read_recipe
+from swerve.config import digest as recipe_digest
 from swerve.environments import load_tasks, save_tasks, shipped_file
 from swerve.launch import read_state
-from swerve.telemetry import read_metrics, read_trajectories
+from swerve.rendering import Template
+from swerve.telemetry import file_digest, read_metrics, read_trajectories
 
 pytestmark = pytest.mark.usefixtures("optimised_commands")
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "mini.toml"
@@ -85,6 +88,21 @@ class TestTrainingRun:
         assert 0 < summary["first_reward_s"] < summary["seconds"]
         assert summary["evaluations"]["0"]["complete"]
         assert {path.name for path in undisturbed.iterdir()} >= {"recipe.toml", "provenance.json", "tensorboard"}
+
+    def test_it_says_by_digest_what_it_started_from(self, undisturbed):
+        facts = json.loads((undisturbed / "provenance.json").read_text())
+        recipe = read_recipe(undisturbed / "recipe.toml")
+        assert facts["recipe_sha256"] == recipe_digest(recipe)
+        inputs = facts["inputs"]
+        for split, used in (("train", 6), ("validation", 4)):
+            file = shipped_file("mini", split)
+            wanted = {"file": str(file), "bytes": file.stat().st_size, "sha256": file_digest(file), "used": used}
+            assert inputs["tasks"][split] == wanted
+        weights = inputs["policy"]["files"]["model.safetensors"]
+        assert weights["sha256"] == file_digest(TINY_POLICY / "model.safetensors")
+        assert inputs["template"]["sha256"] == Template.load("tiny_repair").sha256
+        assert len(inputs["tokenizer_sha256"]) == 64
+        assert inputs["sandbox_images"] == {}
 
     def test_every_second_of_a_step_belongs_to_a_phase(self, undisturbed):
         steps = [line for line in read_metrics(undisturbed / "metrics.jsonl") if "loss" in line]

@@ -5,7 +5,7 @@ interpreter, Apptainer, Docker and Podman, plain processes), and the probe that 
 nothing of tasks, agents or models; whatever runs inside a sandbox is described by a `SandboxImage`.
 """
 
-from swerve.sandboxes.backends import BACKENDS, Backend, make_backend
+from swerve.sandboxes.backends import BACKENDS, Backend, image_digests, make_backend
 from swerve.sandboxes.pool import SandboxPool
 from swerve.sandboxes.protocol import (
     WORKDIR,
@@ -43,6 +43,7 @@ __all__ = [
     "SandboxLimits",
     "SandboxLostError",
     "SandboxPool",
+    "image_digests",
     "make_backend",
     "read_files",
 ]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from swerve.sandboxes.apptainer import ApptainerBackend
 from swerve.sandboxes.bubblewrap import find_bubblewrap
-from swerve.sandboxes.docker import DockerBackend
+from swerve.sandboxes.docker import DockerBackend, local_images
+from swerve.sandboxes.images import MANIFEST, read_manifest
 from swerve.sandboxes.local import LocalBackend
 from swerve.sandboxes.protocol import SandboxImage
 from swerve.sandboxes.sif import root_of
@@ -45,6 +46,27 @@ BACKENDS: Mapping[str, Callable[[str], Backend]] = {
     "docker": DockerBackend,
     "unsafe-local": LocalBackend,
 }
+
+
+def image_digests(name: str, images: str) -> dict[str, str]:
+    """Digests of the images that sandboxes may be started from.
+
+    Args:
+        name: Value of `sandbox.backend`, which works on this machine.
+        images: Value of `sandbox.images`.
+
+    Returns:
+        By name: what Docker or Podman calls each image of the prefix, or the SHA-256 on record of each SIF file. Empty
+        where images are the machine's own system, or the folder has no list of them.
+
+    Raises:
+        SwerveError: The folder's list is at fault.
+    """
+    if name == "docker":
+        return local_images(images) if images else {}
+    if not images or not (Path(images) / MANIFEST).exists():
+        return {}
+    return {image: built.sha256 for image, built in read_manifest(Path(images)).items()}
 
 
 def make_backend(name: str, images: str = "") -> Backend:

@@ -48,6 +48,20 @@ def find_runtime() -> Path:
     return path
 
 
+def local_images(prefix: str) -> dict[str, str]:
+    """The digest of every image that is there and whose name begins with `prefix`, by name.
+
+    Raises:
+        MachineError: The runtime does not answer.
+    """
+    command = [str(find_runtime()), "image", "ls", "--no-trunc", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode != 0:
+        raise MachineError(f"{command[0]} does not list its images: {' '.join(done.stderr.split())[:300]}: {REMEDY}")
+    named = (line.split() for line in done.stdout.splitlines())
+    return {name: identity for name, identity in sorted(named) if name.startswith(prefix)}
+
+
 class DockerBackend:
     """Starts a container of an image for every sandbox."""
 

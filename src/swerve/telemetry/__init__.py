@@ -18,7 +18,7 @@ from swerve.telemetry.files import (
 from swerve.telemetry.metrics import Metrics, Scalar, Sink, TensorBoardSink, read_metrics
 from swerve.telemetry.phases import PhaseTimer
 from swerve.telemetry.progress import Progress, open_progress
-from swerve.telemetry.provenance import collect_provenance
+from swerve.telemetry.provenance import collect_provenance, folder_facts
 from swerve.telemetry.resources import PeakMemory, die_with_parent, has_huge_pages, restart_with_huge_pages
 from swerve.telemetry.run_directory import (
     EVAL_CHECKPOINTS,
@@ -51,6 +51,7 @@ __all__ = [
     "collect_provenance",
     "die_with_parent",
     "file_digest",
+    "folder_facts",
     "force_to_disk",
     "has_huge_pages",
     "identity_digest",

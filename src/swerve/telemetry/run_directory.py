@@ -1,7 +1,7 @@
 """One folder per run, which holds everything the run leaves behind.
 
 recipe.toml         every setting, as resolved
-provenance.json     source, packages, machine, command
+provenance.json     source, packages, machine, command; recipe and inputs by digest
 metrics.jsonl       one line per step
 trajectories.jsonl  every episode
 tensorboard/        the metrics again

@@ -3,7 +3,7 @@
 import datetime
 import random
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ LEVELS = ("grandparent.toml", "parent.toml", "recipe.toml", reader.COMMAND_LINE)
 NAMED = {setting.key: setting for kind in SCHEMAS for setting in settings(SCHEMAS[kind])}
 
 
-def values(setting: Setting) -> list[object]:
+def values(setting: Setting) -> Sequence[object]:
     """Two values that a setting may have by its type and range."""
     if setting.type is bool:
         return [False, True]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from swerve.sandboxes import (
     SandboxLimits,
     SandboxLostError,
     SandboxPool,
+    image_digests,
     make_backend,
     reaper,
 )
@@ -36,6 +38,7 @@ from swerve.types import MachineError, SwerveError
 from .conftest import HARNESS, LIMITS, Run
 from .roots import APPTAINER_BIN, build_root, build_sif, podman, tool
 
+LIST_IMAGES = "image ls --no-trunc --format {{.Repository}}:{{.Tag}} {{.ID}}"
 # `sif` is bubblewrap with a SIF file, and no Apptainer. The last two start programs that take seconds.
 BACKENDS = [
     "bubblewrap",
@@ -386,6 +389,25 @@ def test_a_backend_that_this_machine_has_not_is_refused_with_a_remedy(
     with pytest.raises(MachineError, match="docker does not answer: Cannot connect to the Docker daemon: install"):
         make_backend("docker", "r2e:")
     apptainer_module.find_apptainer.cache_clear()
+    docker_module.find_runtime.cache_clear()
+
+
+def test_images_are_told_by_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert image_digests("bubblewrap", "") == image_digests("apptainer", str(tmp_path)) == {}
+    image = {"source": "a.tar", "image_id": "sha256:1", "sif": "a.sif", "bytes": 3, "sha256": "2"}
+    (tmp_path / "images.json").write_text(json.dumps({"images": {"a": image}}))
+    assert image_digests("bubblewrap", str(tmp_path)) == image_digests("apptainer", str(tmp_path)) == {"a": "2"}
+    runtime = tmp_path / "docker"
+    listed = "printf 'r2e:b sha256:4\\nother:c sha256:5\\nr2e:a sha256:3\\n'"
+    runtime.write_text(f'#!/bin/sh\n[ "$1" = info ] || [ "$*" = "{LIST_IMAGES}" ] || exit 1\n{listed}\n')
+    runtime.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    docker_module.find_runtime.cache_clear()
+    assert image_digests("docker", "r2e:") == {"r2e:a": "sha256:3", "r2e:b": "sha256:4"}
+    assert image_digests("docker", "") == {}
+    runtime.write_text("#!/bin/sh\necho no space >&2\nexit 1\n")
+    with pytest.raises(MachineError, match="docker does not list its images: no space"):
+        image_digests("docker", "r2e:")
     docker_module.find_runtime.cache_clear()
 
 

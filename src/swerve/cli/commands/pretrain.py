@@ -40,11 +40,14 @@ def run(arguments: argparse.Namespace) -> int:
     from swerve.cli.pretraining import read_sources, run_pretraining
 
     stopping: list[int] = []
+    provenance = collect_provenance(recipe=recipe)
     if arguments.resume:
         path = arguments.run or latest_path(recipe, arguments.recipe)
-        directory = RunDirectory.resume(path, recipe, collect_provenance())
+        directory = RunDirectory.resume(path, recipe, provenance)
     else:
-        directory = RunDirectory.create(choose_path(recipe, arguments.recipe), recipe, collect_provenance())
+        directory = RunDirectory.create(
+            choose_path(recipe, arguments.recipe), recipe, collect_provenance(recipe=recipe)
+        )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: stopping.append(received))
     try:

@@ -47,13 +47,14 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 0
     prepare_jax(recipe.mesh.num_devices)
+    from swerve.cli.input_digests import input_digests
     from swerve.cli.profiling import parse_steps
     from swerve.cli.training import closing_lines, read_inputs, train
     from swerve.telemetry import RunDirectory, choose_path, collect_provenance, latest_path
 
     profiled = parse_steps(arguments.profile, recipe.training.num_steps) if arguments.profile else None
     inputs = read_inputs(recipe)
-    provenance = collect_provenance()
+    provenance = collect_provenance(recipe=recipe, inputs=input_digests(inputs))
     if arguments.resume:
         path = arguments.run or latest_path(recipe, arguments.recipe)
         directory = RunDirectory.resume(path, recipe, provenance)
