@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import tomllib
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -455,7 +455,7 @@ def _valued(recipe: object, key: str, text: str) -> str:
     value = recipe
     for part in key.split("."):
         value = getattr(value, part)
-    return text if value == "" else f"= {_show(value)} {text}"
+    return text if value in ("", ()) else f"= {_show(value)} {text}"
 
 
 def _show(value: object) -> str:
@@ -465,6 +465,8 @@ def _show(value: object) -> str:
         return f'"{value}"'
     if isinstance(value, dict):
         return "{...}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_show, cast('Sequence[object]', value)))}]"
     return str(value)
 
 

@@ -7,10 +7,11 @@ field `temperature` of the section `rollout` is `temperature = 1.0` under `[roll
 """
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from string import Formatter
 from typing import Annotated, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from swerve.config.constraints import (
     Count,
@@ -41,6 +42,22 @@ def _without_effect(section: object, read: bool, why: str, *keys: str) -> Contra
     for key in keys:
         if not read and getattr(section, key) != getattr(defaults, key):
             yield key, f"has no effect with {why}: remove it"
+
+
+def _command_faults(command: str, placeholders: Sequence[str]) -> Contradictions:
+    """Complaints about the setting `command`, a command line with placeholders in braces."""
+    try:
+        words = shlex.split(command)
+        names = [name for word in words for _, name, _, _ in Formatter().parse(word) if name is not None]
+    except ValueError as error:
+        yield "command", f"cannot be split into words and placeholders: {error}"
+        return
+    if not words:
+        yield "command", "names no program: remove it, or name one"
+    for name in names:
+        if name not in placeholders:
+            known = ", ".join(f"{{{one}}}" for one in placeholders)
+            yield "command", f"has the unknown placeholder {{{name}}}: there are {known}; write {{{{ for a brace"
 
 
 # ------------------------------------------------------------------------------------------------- every recipe
@@ -196,21 +213,7 @@ class Agent:
         why = "an outside agent, whose tools are its own"
         yield from _without_effect(self, not self.command, why, "observations", "max_observation_characters")
         if self.command:
-            yield from self._command_faults()
-
-    def _command_faults(self) -> Contradictions:
-        try:
-            words = shlex.split(self.command)
-            names = [name for word in words for _, name, _, _ in Formatter().parse(word) if name is not None]
-        except ValueError as error:
-            yield "command", f"cannot be split into words and placeholders: {error}"
-            return
-        if not words:
-            yield "command", "names no program: remove it, or name one"
-        for name in names:
-            if name not in AGENT_PLACEHOLDERS:
-                known = ", ".join(f"{{{one}}}" for one in AGENT_PLACEHOLDERS)
-                yield "command", f"has the unknown placeholder {{{name}}}: there are {known}; write {{{{ for a brace"
+            yield from _command_faults(self.command, AGENT_PLACEHOLDERS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -281,6 +284,75 @@ class Rollout:
             yield "max_new_tokens", f"leaves no room for a prompt in context_length = {self.context_length}: lower it"
         if self.top_p < 1.0:
             yield "top_p", "must be 1.0: a cut distribution biases the importance ratios of training"
+
+
+ENGINE_PLACEHOLDERS = ("weights", "host", "port")
+"""What may stand in braces in the command of an engine's servers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Engine:
+    """What samples from the policy.
+
+    Attributes:
+        kind: `embedded` samples in this process; `vllm` asks servers of vLLM over HTTP.
+        urls: Of the servers, as `http://host:port`; episodes are spread over them, and each keeps to one.
+        model: Name by which they serve the policy; empty asks them.
+        command: Command line that starts the server of a URL on this machine; empty where they run already.
+            `{weights}`, `{host}` and `{port}` stand for the policy's files and for what the URL says.
+        refit: How new weights reach the servers: `reload` has them read files as they run, `restart` ends them and
+            starts them on the files.
+        weights_directory: Folder for these files, which servers on other machines see by the same path.
+        request_timeout_s: Seconds without a word from a server after which it counts as dead.
+        load_timeout_s: Seconds that a server may take to start, or to read weights.
+        probe_tolerance: Largest difference between engine and trainer, in nats, of a log-probability of the fixed
+            tokens that both score whenever the engine has taken weights; types narrower than float32 need more.
+    """
+
+    kind: Literal["embedded", "vllm"] = "embedded"
+    urls: tuple[str, ...] = ()
+    model: str = ""
+    command: str = ""
+    refit: Literal["reload", "restart"] = "reload"
+    weights_directory: str = ""
+    request_timeout_s: Seconds = 120.0
+    load_timeout_s: Seconds = 600.0
+    probe_tolerance: PositiveFloat = 1e-3
+
+    def contradictions(self) -> Contradictions:
+        """Servers are named exactly where there are some, and can be started where they are to be."""
+        if self.kind == "embedded":
+            keys = [field.name for field in fields(self) if field.name not in ("kind", "probe_tolerance")]
+            yield from _without_effect(self, False, 'kind = "embedded"', *keys)
+            return
+        for key in ("urls", "weights_directory"):
+            if not getattr(self, key):
+                yield key, f'is missing: kind = "{self.kind}" needs it'
+        for url in self.urls:
+            if not _names_a_server(url):
+                yield "urls", f'has "{url}": write each as "http://host:port"'
+        if len(set(self.urls)) < len(self.urls):
+            yield "urls", "names a server twice: remove one"
+        if self.refit == "restart" and not self.command:
+            yield "command", 'is missing: refit = "restart" needs it'
+        if self.command:
+            yield from _command_faults(self.command, ENGINE_PLACEHOLDERS)
+            for name in ("weights", "port"):
+                if f"{{{name}}}" not in self.command:
+                    yield "command", f"lacks {{{name}}}: a server is told it"
+            if any(url.startswith("https:") for url in self.urls):
+                yield "urls", 'must be "http://host:port" with command: servers started here speak no TLS'
+
+
+def _names_a_server(url: str) -> bool:
+    """Whether a URL is a scheme, a host and a port, and nothing else."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    rest = (parts.path, parts.query, parts.fragment, parts.username)
+    return parts.scheme in ("http", "https") and bool(parts.hostname and port) and not any(rest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -624,6 +696,7 @@ class TrainRecipe:
         agent: How one episode runs.
         sandbox: Where an episode's commands run.
         rollout: How a step's episodes are collected.
+        engine: What samples from the policy.
         algorithm: How rewards become a loss.
         optimizer: How the loss becomes an update.
         packing: How trajectories are laid into rows.
@@ -646,6 +719,7 @@ class TrainRecipe:
     agent: Agent = field(default_factory=Agent)
     sandbox: Sandbox = field(default_factory=Sandbox)
     rollout: Rollout = field(default_factory=Rollout)
+    engine: Engine = field(default_factory=Engine)
     algorithm: Algorithm = field(default_factory=Algorithm)
     optimizer: Optimizer = field(default_factory=Optimizer)
     packing: Packing = field(default_factory=Packing)

@@ -32,6 +32,12 @@ RESUMABLE_CHANGES = (
     "run.directory",
     "training.num_steps",
     "training.time_limit_s",
+    "engine.urls",
+    "engine.command",
+    "engine.refit",
+    "engine.weights_directory",
+    "engine.request_timeout_s",
+    "engine.load_timeout_s",
     "telemetry.",
     "checkpoint.",
 )

@@ -187,6 +187,48 @@ def test_no_setting_of_pretraining_is_without_effect(write, body, key):
     assert problems(write(f'kind = "pretrain"\n{body}\n'))[0].startswith(f"r.toml: {key} ")
 
 
+VLLM = '[engine]\nkind = "vllm"\nweights_directory = "w"\nurls = ["http://a:1"]\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ('urls = ["http://b:80"]', 'engine.urls = ["http://b:80"] has no effect with kind = "embedded": remove it'),
+        ('refit = "restart"', 'engine.refit = "restart" has no effect with kind = "embedded": remove it'),
+        ('kind = "vllm"\nurls = ["http://b:80"]', "engine.weights_directory is missing"),
+        ('kind = "vllm"\nweights_directory = "w"', "engine.urls is missing"),
+        ('kind = "vllm"\nweights_directory = "w"\nurls = ["b:80"]', 'has "b:80": write each as "http://host:port"'),
+        ('kind = "vllm"\nweights_directory = "w"\nurls = ["http://b"]', 'has "http://b": write each as'),
+        ('kind = "vllm"\nweights_directory = "w"\nurls = ["http://b:80/v1"]', "write each as"),
+        ('kind = "vllm"\nweights_directory = "w"\nurls = ["http://b:8x"]', "write each as"),
+        (
+            'kind = "vllm"\nweights_directory = "w"\nurls = ["http://b:1", "http://b:1"]',
+            'engine.urls = ["http://b:1", "http://b:1"] names a server twice: remove one',
+        ),
+    ],
+)
+def test_an_engine_is_named_whole_or_not_at_all(write, body, line):
+    assert line in "\n".join(problems(write(f'kind = "train"\n[engine]\n{body}\n')))
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ('refit = "restart"', "engine.command is missing"),
+        ('command = "serve {weights}"', "lacks {port}: a server is told it"),
+        ('command = "serve {model} {weights} {port}"', "has the unknown placeholder {model}"),
+        ('command = "serve {weights} {port}"', None),
+        ("request_timeout_s = 5", None),
+    ],
+)
+def test_servers_are_started_as_the_recipe_can(write, body, line):
+    path = write(f'kind = "train"\n{VLLM}{body}\n')
+    if line:
+        assert line in "\n".join(problems(path))
+    else:
+        assert isinstance(read_recipe(path), TrainRecipe)
+
+
 @pytest.mark.parametrize(
     "value", ["[]", "[[1, 1]]", "[[0, 0]]", "[[0]]", "[[0, 1, 2]]", "[[0, 1], [0, 2]]", "[1, 2]", "3"]
 )
