@@ -59,7 +59,7 @@ def logged_values(
     yield "context_parallelism", mesh.context
     yield "expert_parallelism", mesh.expert
     yield "config_filename", config_name
-    yield "generation_backend", "swerve"
+    yield "generation_backend", "swerve" if recipe.engine.kind == "embedded" else recipe.engine.kind
     yield "generation_training_rollout_temperature", rollout.temperature
     yield "generation_training_rollout_top_p", rollout.top_p
     yield "generation_validation_rollout_temperature", evaluation.temperature

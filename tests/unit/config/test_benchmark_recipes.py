@@ -28,7 +28,7 @@ def of_system(system: str) -> Path:
 
 
 def test_every_system_has_a_recipe_for_every_batch_size():
-    assert {"v7x128", "v7x256"} <= set(SYSTEMS)
+    assert {"v7x128", "v7x256", "gpu64x4"} <= set(SYSTEMS)
     wanted = {f"qwen35_397b_gbs{gbs}_{system}.toml" for gbs in laws.BATCH_SIZES for system in SYSTEMS}
     assert wanted == {path.name for path in MLPERF.glob("*gbs*.toml")}
 
@@ -60,6 +60,12 @@ def test_the_mesh_of_the_published_cell():
     assert (mesh.fsdp, mesh.context, mesh.expert, mesh.num_devices) == (32, 4, 2, 256)
     assert (packing.rows_per_micro_batch, packing.row_length) == (64, 65_536)
     assert recipe(of_system("v7x256")).mesh.num_devices == 512
+
+
+def test_gpus_get_the_kernels_that_run_everywhere_and_sample_with_vllm():
+    found = recipe(of_system("gpu64x4"))
+    assert (found.execution.attention, found.execution.experts) == ("blocked", "sorted")
+    assert found.mesh.num_devices + 8 * len(found.engine.urls) == 64 * 4
 
 
 def test_the_smaller_model_trains_by_the_same_laws():

@@ -19,7 +19,7 @@ from mlperf_logging.compliance_checker import mlp_compliance
 from swerve.cli.offline import evaluate_run
 from swerve.config import TrainRecipe
 from swerve.config.laws import learning_rate, max_grad_norm
-from swerve.config.schema import Checkpoint, Evaluation, Mlperf, Optimizer, Packing, Rollout, Training
+from swerve.config.schema import Checkpoint, Engine, Evaluation, Mlperf, Optimizer, Packing, Rollout, Training
 from swerve.mlperf.log import MLPerfLog
 from swerve.mlperf.manifest import EvalCheckpoint, read_manifest
 from swerve.mlperf.offline import EvaluationRecord
@@ -143,6 +143,13 @@ def test_keys_come_in_the_order_that_the_checkers_need() -> None:
     reserved = ("global_batch_size", "eval_accuracy", "eval_error", "run_stop", "submission_benchmark")
     for key in keys:
         assert [word for word in reserved if word in key] == ([key] if key in reserved else [])
+
+
+def test_the_log_says_what_sampled() -> None:
+    servers = Engine(kind="vllm", urls=("http://a:1",), weights_directory="w")
+    for settings, backend in ((recipe(), "swerve"), (dataclasses.replace(recipe(), engine=servers), "vllm")):
+        values = logged_values(settings, seed=1, num_train_tasks=1, num_evaluation_tasks=1, config_name="r")
+        assert dict(values)["generation_backend"] == backend
 
 
 def test_the_run_is_a_success_at_the_moment_of_the_first_passing_update(tmp_path: Path) -> None:
