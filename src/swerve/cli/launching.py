@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from swerve.cli.recipe_arguments import dry_run_text, overrides_from
+from swerve.config import check_startable
 from swerve.types import SwerveError
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def start(launch: Launch) -> None:
     """
     from swerve.launch import freeze, read_ids, record_id
 
+    check_startable(launch.jobs[0].recipe, launch.jobs[0].recipe_name)
     launcher = LAUNCHERS[launch.launcher].make()
     launcher.check(launch)
     freeze(launch, launcher.files(launch))

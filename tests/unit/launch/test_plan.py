@@ -175,6 +175,16 @@ def test_a_variable_that_is_not_set_is_named_before_anything_is_submitted(tmp_pa
         SlurmLauncher().check(launch(tmp_path, text=site))
 
 
+def test_a_scored_run_is_handed_over_only_once_it_is_known_whose_it_is(tmp_path, capfd):
+    """A launch can be looked at without it."""
+    words = ["launch", "local", "--gbs", "256", "--run.directory", str(tmp_path), "--name", "x"]
+    assert main([*words, "--dry-run"]) == 0
+    capfd.readouterr()
+    assert main(words) == 2
+    assert "qwen35_397b_gbs256_v7x128.toml: mlperf.org is missing: a scored run names it" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_interrupted_scored_run_starts_anew_beside_what_there_is(tmp_path, capfd):
     overrides = {"policy.checkpoint": "/nowhere", "mlperf.clear_cache": "false"}
     made = launch(tmp_path, recipe=LAPTOP, name="s", overrides=overrides)

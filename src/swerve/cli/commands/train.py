@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Trains, or prints what would be trained."""
     recipe = recipe_from(arguments, TrainRecipe)
-    check_startable(recipe, str(arguments.recipe))
     from swerve.cli.composition import prepare_jax, read_tasks
 
     if arguments.dry_run:
@@ -46,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
         )
         return 0
+    check_startable(recipe, str(arguments.recipe))
     prepare_jax(recipe.mesh.num_devices)
     from swerve.cli.input_digests import input_digests
     from swerve.cli.profiling import parse_steps
