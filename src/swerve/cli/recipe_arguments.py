@@ -16,22 +16,20 @@ from swerve.config import (
     TrainRecipe,
     batch_arithmetic,
     digest,
-    laws,
     read_recipe,
     read_recipe_as,
     render,
     render_value,
     settings,
+    settings_by_law,
 )
 from swerve.config.describe import is_union
-from swerve.types import SwerveError
 
 R = TypeVar("R", TrainRecipe, PretrainRecipe, AbRecipe)
 
 _METAVARS = {bool: "{true,false}", int: "INT", float: "NUMBER", str: "TEXT"}
 _PREFIX = "setting "
 _BY_LAW = "global batch size"
-_OF_BATCH = ("rollout.prompts_per_step", "rollout.generations_per_prompt")
 
 
 def add_recipe_arguments(parser: argparse.ArgumentParser, *schemas: type, dry_run: bool = True) -> None:
@@ -95,13 +93,7 @@ def overrides_from(arguments: argparse.Namespace) -> dict[str, str]:
     batch = words.get(_BY_LAW)
     if batch is None:
         return named
-    for key in named.keys() & _OF_BATCH:
-        raise SwerveError(f"--gbs and --{key} both say how large a batch is: give one of them")
-    try:
-        derived = laws.settings(batch)
-    except ValueError as error:
-        raise SwerveError(f"--gbs {batch}: {error}") from None
-    return {key: render_value(value) for key, value in derived.items()} | named
+    return settings_by_law(batch, named) | named
 
 
 def recipe_from(arguments: argparse.Namespace, schema: type[R]) -> R:

@@ -17,6 +17,7 @@ from swerve.config.reader import (
     read_recipe,
     read_recipe_as,
     read_settings,
+    settings_by_law,
     stated_values,
 )
 from swerve.config.render import Difference, diff, digest, render, render_value
@@ -51,5 +52,6 @@ __all__ = [
     "render",
     "render_value",
     "settings",
+    "settings_by_law",
     "stated_values",
 ]

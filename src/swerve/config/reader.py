@@ -9,11 +9,13 @@ import dataclasses
 import difflib
 import tomllib
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+from swerve.config import laws
 from swerve.config.describe import Setting, field_types, is_section, is_union, settings, split_annotated
+from swerve.config.render import render_value
 from swerve.config.schema import SCHEMAS, AbRecipe, PretrainRecipe, Recipe, TrainRecipe
 from swerve.types import SwerveError
 
@@ -119,6 +121,28 @@ def read_layered(schema: type[R], path: Path | str, layers: Iterable[tuple[str, 
     if found is not schema:
         raise RecipeError([f'{path}: kind = "{found.KIND}": this command needs kind = "{schema.KIND}"'])
     return _finish(schema, source, *layers)
+
+
+def settings_by_law(global_batch_size: int, named: Collection[str]) -> dict[str, str]:
+    """What `--gbs` comes to.
+
+    Args:
+        global_batch_size: Given by it.
+        named: Keys that the command line gives by their own names.
+
+    Returns:
+        The settings of `laws.settings`, as text by key.
+
+    Raises:
+        RecipeError: It is no global batch size of the benchmark, or the batch is given twice.
+    """
+    for key in ("rollout.prompts_per_step", "rollout.generations_per_prompt"):
+        if key in named:
+            raise RecipeError([f"--gbs and --{key} both say how large a batch is: give one of them"])
+    try:
+        return {key: render_value(value) for key, value in laws.settings(global_batch_size).items()}
+    except ValueError as error:
+        raise RecipeError([f"--gbs {global_batch_size}: {error}"]) from None
 
 
 def stated_values(path: Path | str) -> dict[str, object]:

@@ -13,9 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import swerve
-from swerve.config import RecipeError, TrainRecipe, read_layered, stated_values
-from swerve.config.laws import settings as settings_of_batch
-from swerve.config.render import render_value
+from swerve.config import TrainRecipe, read_layered, settings_by_law, stated_values
 from swerve.launch.job import Job, Launch
 from swerve.launch.site import Site, site_digest
 from swerve.types import SwerveError
@@ -29,7 +27,6 @@ OPTIONS = {
 }
 """Options that stand for one setting each."""
 
-_OF_BATCH = ("rollout.prompts_per_step", "rollout.generations_per_prompt")
 _OF_LAUNCH = {
     "run.seed": "the seeds of replicas count up from --seed-base",
     "run.name": "runs are named after --name and their replica",
@@ -139,9 +136,6 @@ def _check_options(request: Request) -> None:
     for key, why in _OF_LAUNCH.items():
         if key in request.overrides:
             raise SwerveError(f"--{key}: {why}: remove it")
-    for key in _OF_BATCH:
-        if request.gbs is not None and key in request.overrides:
-            raise SwerveError(f"--gbs and --{key} both say how large a batch is: give one of them")
 
 
 def _default_recipe(request: Request) -> Path:
@@ -160,11 +154,7 @@ def _resolve(request: Request, path: Path) -> TrainRecipe:
     if request.site_file:
         layers.append((str(request.site_file), _from_site(request.site, stated)))
     if request.gbs is not None:
-        try:
-            law = settings_of_batch(request.gbs)
-        except ValueError as error:
-            raise RecipeError([f"--gbs {request.gbs}: {error}"]) from None
-        layers.append((f"--gbs {request.gbs}", {key: render_value(value) for key, value in law.items()}))
+        layers.append((f"--gbs {request.gbs}", settings_by_law(request.gbs, request.overrides)))
     layers += [(f"{option} {value}", {OPTIONS[option]: value}) for option, value in request.named.items()]
     layers.append(("command line", request.overrides))
     recipe = read_layered(TrainRecipe, path, layers)
