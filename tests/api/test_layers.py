@@ -11,7 +11,7 @@ import swerve
 
 PACKAGES = sorted(module.name for module in pkgutil.iter_modules(swerve.__path__))
 WITHOUT_JAX = (
-    *("types", "config", "telemetry", "rendering", "sandboxes", "agents"),
+    *("types", "config", "telemetry", "downloads", "rendering", "sandboxes", "agents"),
     *("environments", "rollout", "evaluation", "mlperf", "launch"),
 )
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import math
@@ -97,6 +98,45 @@ def force_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def hold_folder(path: Path) -> Iterator[None]:
+    """Keeps a folder for this process alone while the block runs.
+
+    Args:
+        path: The folder; it exists.
+
+    Raises:
+        SwerveError: Another process holds it.
+    """
+    with machine_faults(path):
+        lock = lock_folder(path)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def lock_folder(path: Path) -> int:
+    """Keeps a folder for this process alone until the descriptor is closed, at the latest when the process ends.
+
+    Args:
+        path: The folder; it exists.
+
+    Returns:
+        The descriptor.
+
+    Raises:
+        SwerveError: Another process holds it.
+        OSError: It cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return descriptor
+    os.close(descriptor)
+    raise SwerveError(f"{path}: another process runs in it: wait for it, or stop it")
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:

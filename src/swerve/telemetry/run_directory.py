@@ -12,8 +12,6 @@ profile/            what the devices did in some steps, where that was asked for
 summary.json        the outcome; present only once the run is complete
 """
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -24,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from swerve.config import Difference, Recipe, RunRecipe, diff, flatten, parse_recipe, render
-from swerve.telemetry.files import force_to_disk, machine_faults, write_atomic, write_json
+from swerve.telemetry.files import force_to_disk, lock_folder, machine_faults, write_atomic, write_json
 from swerve.types import SwerveError
 
 RESUMABLE_CHANGES = (
@@ -126,7 +124,7 @@ class RunDirectory:
             write_json(temporary / "provenance.json", provenance)
             with machine_faults(path):
                 (temporary / "checkpoints").mkdir()
-                lock = _hold(temporary)
+                lock = lock_folder(temporary)
                 try:
                     temporary.rename(path)
                 except OSError:
@@ -158,7 +156,7 @@ class RunDirectory:
         before = recipe_of(path)
         _refuse_changed(path, before, recipe)
         with machine_faults(path):
-            lock = _hold(path)
+            lock = lock_folder(path)
         write_atomic(path / "recipe.toml", render(recipe))
         number = 1 + len(list(path.glob("provenance.resume*.json")))
         write_json(path / f"provenance.resume{number}.json", provenance)
@@ -252,12 +250,3 @@ def _may_change(difference: Difference) -> bool:
 
 def _may_change_key(key: str) -> bool:
     return any(key.startswith(allowed) if allowed.endswith(".") else key == allowed for allowed in RESUMABLE_CHANGES)
-
-
-def _hold(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return descriptor
-    os.close(descriptor)
-    raise SwerveError(f"{path}: another process runs in it: wait for it, or stop it")

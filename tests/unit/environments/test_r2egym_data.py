@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hub_server import COMMIT, REPOSITORY, Hub, serve
 from swerve.cli.composition import read_tasks
 from swerve.cli.main import main
 from swerve.config.schema import Tasks
@@ -239,6 +240,35 @@ def test_a_run_holds_its_task_files_against_their_identities(rows: Path) -> None
         read_tasks(section)
     identity_path(validation).unlink()
     assert len(read_tasks(section).validation) == 2
+
+
+def test_downloaded_rows_become_task_files(
+    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    out = tmp_path / "rows"
+    with serve(Hub(files={"data/train.jsonl": rows.read_bytes(), "README.md": b"..."})) as hub:
+        words = [REPOSITORY, "--revision", COMMIT, "--out", str(out), "--endpoint", hub.url, "--include", "data/*"]
+        assert main(["tasks", "download", *words]) == 0
+    assert sorted(path.name for path in out.rglob("*") if path.is_file()) == [
+        "download.json",
+        "train.jsonl",
+        "train.jsonl.identity.json",
+    ]
+    assert verify_identity(out / "data/train.jsonl").rows == 5
+    ids = lists(tmp_path, IDS[:2], IDS[2:4])
+    chosen = [
+        "--train-ids",
+        str(ids["train"]),
+        "--validation-ids",
+        str(ids["validation"]),
+        "--out",
+        str(tmp_path / "a"),
+    ]
+    capsys.readouterr()
+    assert main(["tasks", "import", str(out / "data/train.jsonl"), *chosen, "--json"]) == 0
+    assert [file["rows"] for file in json.loads(capsys.readouterr().out)] == [2, 2]
 
 
 @pytest.mark.parametrize(

@@ -1,34 +1,36 @@
-"""Look into checkpoints: list them, prove them whole, tell two apart, convert them.
+"""Look into checkpoints: list them, prove them whole, tell two apart, convert or fetch them.
 
 `digest` prints the SHA-256 over names, shapes, types and bytes of all parameters, equal exactly where every bit is; of
 a run it takes the last checkpoint. `list` names a run's checkpoints and whether each is whole. `export` writes the
 weights of one as Hugging Face files. `inspect` says what files hold without reading their tensors. `convert` writes a
-model's files in another layout, every bit kept. Models may lie behind a URL: s3://, gs://, hf://, https://.
+model's files in another layout, every bit kept. `download` fetches a model at a pinned revision, verified. Models may
+lie behind a URL: s3://, gs://, hf://, https://.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swerve.cli.byte_progress import byte_progress, size_text
+from swerve.cli.downloading import add_download_arguments, run_download
 from swerve.types import SwerveError
 
 if TYPE_CHECKING:
     from swerve.checkpoint import Checkpoint
 
-_QUIET_S = 5.0
 _GB = 1e9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the actions."""
-    actions = parser.add_subparsers(required=True, dest="action", metavar="{digest,list,export,inspect,convert}")
+    actions = parser.add_subparsers(
+        required=True, dest="action", metavar="{digest,list,export,inspect,convert,download}"
+    )
     anything = "a run directory, a checkpoint, or a model's files"
 
     digest = actions.add_parser("digest", help="print the SHA-256 of all parameters")
@@ -57,13 +59,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     convert.add_argument("--prefix", metavar="TEXT", help="hf: what stands before the names, such as model.")
     convert.add_argument("--max-shard-gb", type=float, default=5.0, metavar="N", help="most data of a file (5)")
 
+    add_download_arguments(actions, "models")
+
     for action in (digest, listing, export, look, convert):
         action.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Does one of them."""
-    actions = {"digest": _digest, "list": _list, "export": _export, "inspect": _inspect, "convert": _convert}
+    actions = {
+        "digest": _digest,
+        "list": _list,
+        "export": _export,
+        "inspect": _inspect,
+        "convert": _convert,
+        "download": lambda arguments: run_download(arguments, "models"),
+    }
     return actions[arguments.action](arguments)
 
 
@@ -176,7 +187,9 @@ def _run_facts(path: Path) -> dict[str, Any]:
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
     """What a checkpoint holds, one fact a line."""
-    dtypes = ", ".join(f"{kind} {own['tensors']:,} ({_size(own['bytes'])})" for kind, own in found["dtypes"].items())
+    dtypes = ", ".join(
+        f"{kind} {own['tensors']:,} ({size_text(own['bytes'])})" for kind, own in found["dtypes"].items()
+    )
     yield f"{found['path']}"
     match found["layout"]:
         case "run":
@@ -185,19 +198,19 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
             yield f"  layout      hf, experts {found['experts']}, names {found['prefix']}*"
         case layout:
             yield f"  layout      {layout}"
-    yield f"  files       {found['files']:,}, {_size(found['bytes'])}"
+    yield f"  files       {found['files']:,}, {size_text(found['bytes'])}"
     yield f"  tensors     {found['tensors']:,}: {dtypes}"
     if found["layout"] != "run":
         largest, skipped, config = found["largest_tensor"], found["skipped"], found["config"]
         if largest:
-            yield f"  largest     {largest['name']}, {_size(largest['bytes'])}"
+            yield f"  largest     {largest['name']}, {size_text(largest['bytes'])}"
         yield f"  parameters  {found['parameters']:,}, of which a token passes {found['active_parameters']:,}"
         yield (
             f"  model       {config['num_hidden_layers']} layers of width {config['hidden_size']}, "
             f"{config['num_experts']} experts, {config['vocab_size']:,} tokens"
         )
         if skipped["tensors"]:
-            yield f"  skipped     {skipped['tensors']:,}, {_size(skipped['bytes'])}, such as {skipped['example']}"
+            yield f"  skipped     {skipped['tensors']:,}, {size_text(skipped['bytes'])}, such as {skipped['example']}"
     if found["fault"]:
         yield f"  fault       {found['fault']}"
 
@@ -212,7 +225,7 @@ def _convert(arguments: argparse.Namespace) -> int:
     source = hf.open_model(arguments.source)
     if source.skipped:
         print(hf.skipped_line(source), file=sys.stderr)
-    with _progress() as progress:
+    with byte_progress() as progress:
         made = hf.convert(
             source,
             arguments.target,
@@ -228,42 +241,8 @@ def _convert(arguments: argparse.Namespace) -> int:
     else:
         kept = f" ({made.kept} of them from an earlier try)" if made.kept else ""
         files = f"{made.files:,} file{'s' if made.files > 1 else ''}{kept}"
-        print(f"{arguments.target}: {arguments.to}, {made.tensors:,} tensors in {files}, {_size(made.num_bytes)}")
+        print(f"{arguments.target}: {arguments.to}, {made.tensors:,} tensors in {files}, {size_text(made.num_bytes)}")
     return 0
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Shows on the standard error how many bytes are done: a bar on a terminal, elsewhere a line now and then."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-        columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("convert", total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
-        return
-    started = said = time.monotonic()
-
-    def say(done: int, total: int) -> None:
-        nonlocal said
-        now = time.monotonic()
-        if now - said >= _QUIET_S:
-            said = now
-            speed = _size(int(done / (now - started)))
-            print(f"{_size(done)} of {_size(total)}, {speed}/s", file=sys.stderr, flush=True)
-
-    yield say
-
-
-def _size(num_bytes: int) -> str:
-    """A number of bytes for people."""
-    size, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
-    while size >= 999.5 and len(units) > 1:
-        size /= 1000
-        units.pop(0)
-    return f"{size:.3g} {units[0]}"
 
 
 def checkpoints_of(path: Path) -> Path:

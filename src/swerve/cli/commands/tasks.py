@@ -3,7 +3,7 @@
 `mint` makes tasks of packages, the same bytes every time; `verify` reads a task file strictly and grades, in real
 sandboxes, the work of an agent that does nothing and of one that makes the gold patch; `show` prints one task; `stats`
 counts; `split` holds whole packages or files out; `baseline` prints what blind enumeration of plausible edits achieves,
-which a policy must beat.
+which a policy must beat. `download` fetches a dataset's files at a pinned revision, `import` makes task files of them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swerve.cli.benchmark_data import add_import_arguments, check_identity, run_import, verification_pool
+from swerve.cli.downloading import add_download_arguments, run_download
 from swerve.cli.minting import add_mint_arguments, run_mint, save_files
 from swerve.config import cache_directory
 from swerve.telemetry import machine_faults
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     add_mint_arguments(actions.add_parser("mint", help="make tasks of packages"))
     add_import_arguments(actions)
+    add_download_arguments(actions, "datasets")
     verify = actions.add_parser("verify", help="check a task file, and that its tasks hold")
     verify.add_argument("--read-only", action="store_true", help="read the file, and grade nothing")
     verify.add_argument("--jobs", type=int, default=2, metavar="INT", help="tasks graded at once (%(default)s)")
@@ -72,6 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         return run_mint(arguments)
     if arguments.action == "import":
         return run_import(arguments)
+    if arguments.action == "download":
+        return run_download(arguments, "datasets")
     if getattr(arguments, "identity", None) is not None:
         check_identity(Path(arguments.tasks), Path(arguments.identity) if arguments.identity else None)
     from swerve.cli.composition import tasks_named
