@@ -1,6 +1,8 @@
 """Whole runs of `swerve train`, each a process of its own, with the shipped policy on generated tasks."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import shlex
@@ -14,6 +16,7 @@ import psutil
 import pytest
 
 from slurm_cluster import cluster, wait_until
+from swerve.cli.main import main
 from swerve.config import TINY_POLICY, read_recipe
 from swerve.config import digest as recipe_digest
 from swerve.environments import load_tasks, save_tasks, shipped_file
@@ -21,7 +24,6 @@ from swerve.launch import read_state
 from swerve.rendering import Template
 from swerve.telemetry import file_digest, read_metrics, read_trajectories
 
-pytestmark = pytest.mark.usefixtures("optimised_commands")
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "mini.toml"
 NUM_STEPS = 3
 SETTINGS = {
@@ -29,7 +31,7 @@ SETTINGS = {
     "rollout.prompts_per_step": 4,
     "rollout.generations_per_prompt": 4,
     "rollout.num_slots": 16,
-    "evaluation.num_tasks": 4,
+    "evaluation.num_tasks": 2,
     "evaluation.attempts": 4,
     "packing.rows_per_micro_batch": 4,
     "training.num_steps": NUM_STEPS,
@@ -50,9 +52,9 @@ def finish(words: list[str], timeout: float = 800) -> subprocess.CompletedProces
 
 
 def digest(run: Path) -> dict[str, object]:
-    done = finish([sys.executable, "-m", "swerve.cli", "checkpoint", "digest", str(run), "--json"])
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        assert main(["checkpoint", "digest", str(run), "--json"]) == 0
+    found = json.loads(told.getvalue())
     return {name: found[name] for name in ("step", "params", "optimizer")}
 
 
@@ -94,7 +96,7 @@ class TestTrainingRun:
         recipe = read_recipe(undisturbed / "recipe.toml")
         assert facts["recipe_sha256"] == recipe_digest(recipe)
         inputs = facts["inputs"]
-        for split, used in (("train", 6), ("validation", 4)):
+        for split, used in (("train", 6), ("validation", 2)):
             file = shipped_file("mini", split)
             wanted = {"file": str(file), "bytes": file.stat().st_size, "sha256": file_digest(file), "used": used}
             assert inputs["tasks"][split] == wanted
@@ -122,11 +124,11 @@ class TestTrainingRun:
         first, last = (undisturbed / "checkpoints" / f"step_{step:08d}" for step in (1, NUM_STEPS))
         assert digest(first)["params"] != digest(last)["params"]
 
-    def test_killed_twice_and_resumed_it_ends_as_if_undisturbed(self, undisturbed, tmp_path):
+    def test_killed_and_stopped_and_resumed_it_ends_as_if_undisturbed(self, undisturbed, tmp_path):
         words = command(run__directory=tmp_path, run__name="killed")
         run = tmp_path / "killed"
         assert interrupt(words, run, 1, signal.SIGKILL, delay_s=0.3) == -signal.SIGKILL
-        assert interrupt([*words, "--resume"], run, 2, signal.SIGKILL, delay_s=0.3) == -signal.SIGKILL
+        assert interrupt([*words, "--resume"], run, 2, signal.SIGTERM, delay_s=0.3) == 128 + signal.SIGTERM
         done = finish([*words, "--resume"])
         assert done.returncode == 0, done.stderr
         assert digest(run) == digest(undisturbed)
@@ -136,11 +138,9 @@ class TestTrainingRun:
         wanted = read_trajectories(undisturbed / "trajectories.jsonl", purposes=["train"])
         assert sampled == [one.tokens.tolist() for _, one in wanted]
 
-    def test_stopped_by_a_signal_it_leaves_no_process(self, undisturbed, tmp_path):
-        words = command(run__directory=tmp_path, run__name="stopped")
-        run = tmp_path / "stopped"
-        assert interrupt(words, run, 1, signal.SIGINT) == 128 + signal.SIGINT
-        assert interrupt([*words, "--resume"], run, 2, signal.SIGTERM) == 128 + signal.SIGTERM
+    def test_stopped_by_ctrl_c_it_leaves_no_process(self, undisturbed, tmp_path):
+        words = command(run__directory=tmp_path, run__name="stopped", evaluation__before="false")
+        assert interrupt(words, tmp_path / "stopped", 1, signal.SIGINT) == 128 + signal.SIGINT
 
     def test_queued_again_when_its_time_is_up_it_ends_as_if_undisturbed(self, undisturbed, tmp_path, monkeypatch):
         with cluster(tmp_path / "slurm") as slurm:
@@ -181,17 +181,18 @@ class TestTrainingRun:
         ]
         assert [one.tokens.tolist() for _, one in played[0]] == [one.tokens.tolist() for _, one in played[1]]
 
-    def test_a_corrupted_checkpoint_is_refused(self, undisturbed, tmp_path):
+    def test_a_corrupted_checkpoint_is_refused(self, undisturbed, tmp_path, capsys):
         run = tmp_path / "copy"
         subprocess.run(["cp", "-r", str(undisturbed), str(run)], check=True)
         weights = run / "checkpoints" / f"step_{NUM_STEPS:08d}" / "params.safetensors"
         content = bytearray(weights.read_bytes())
         content[len(content) // 2] ^= 1
         weights.write_bytes(content)
-        done = finish(command("--resume", "--run", run, run__directory=undisturbed.parent, run__name=undisturbed.name))
-        assert done.returncode == 2
-        assert "params.safetensors" in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
+        words = command("--resume", "--run", run, run__directory=undisturbed.parent, run__name=undisturbed.name)
+        assert main(words[3:]) == 2
+        told = capsys.readouterr().err
+        assert "params.safetensors" in told
+        assert len(told.strip().splitlines()) == 1
 
     @pytest.mark.slow
     def test_a_full_disk_is_one_clear_line_and_the_run_goes_on_once_there_is_space(self, undisturbed, tmp_path):
@@ -278,9 +279,9 @@ def test_tasks_that_never_start_end_the_run_with_their_cause(tmp_path):
         ({"tasks__num_train": 100_000}, "tasks.num_train"),
     ],
 )
-def test_bad_input_is_one_clear_line(tmp_path, settings, complaint):
-    done = finish(command(run__directory=tmp_path, run__name="bad", **settings))
-    assert done.returncode == 2
-    assert complaint in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_bad_input_is_one_clear_line(tmp_path, capsys, settings, complaint):
+    assert main(command(run__directory=tmp_path, run__name="bad", **settings)[3:]) == 2
+    told = capsys.readouterr().err
+    assert complaint in told
+    assert len(told.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
