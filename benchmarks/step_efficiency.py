@@ -59,7 +59,7 @@ async def sample(inputs: TrainingInputs, num_batches: int) -> list[list[Group]]:
     prompts = recipe.rollout.prompts_per_step
     tasks = inputs.tasks.train[: num_batches * prompts]
     batches = []
-    async with episode_roles(recipe, tasks, policy.tokenizer, make_engine(policy, recipe.rollout)) as roles:
+    async with episode_roles(recipe, tasks, policy.tokenizer, make_engine(policy, recipe)) as roles:
         for step in range(num_batches):
             attempts = await collect(
                 tasks[step * prompts : (step + 1) * prompts],

@@ -29,7 +29,9 @@ def test_an_episode_is_the_same_through_a_program():
 
     async def play():
         policy = load_policy(recipe.policy, 0)
-        engine = make_engine(policy, dataclasses.replace(recipe.rollout, num_slots=1))
+        engine = make_engine(
+            policy, dataclasses.replace(recipe, rollout=dataclasses.replace(recipe.rollout, num_slots=1))
+        )
         async with episode_roles(recipe, [task], policy.tokenizer, engine) as theirs:
             ours = dataclasses.replace(theirs, outside=None)
             settings = training_settings(recipe)

@@ -17,7 +17,7 @@ from swerve.agents import STYLES, PlainStyle
 from swerve.agents.outside import OutsideAgents
 from swerve.cli.minting import FAMILIES
 from swerve.config import TrainRecipe, cache_directory, policy_directory
-from swerve.config.schema import TEMPLATE_STYLES, Agent, Rollout, Sandbox, Tasks
+from swerve.config.schema import TEMPLATE_STYLES, Agent, Sandbox, Tasks
 from swerve.config.schema import Policy as PolicySection
 from swerve.environments import Environment, Grader, load_split, load_tasks, shipped_file
 from swerve.environments.identity import identity_path, verify_identity
@@ -25,13 +25,17 @@ from swerve.rendering import ConversationRenderer, Template, Tokenizer
 from swerve.rollout import EpisodeRoles, OraclePolicy
 from swerve.sandboxes import Backend, SandboxLimits, SandboxPool, make_backend
 from swerve.telemetry import write_atomic
-from swerve.types import SwerveError, Task
+from swerve.types import SwerveError, Task, WeightsVersion
 
 if TYPE_CHECKING:
-    from swerve.engine import EmbeddedEngine
+    from swerve.engine import EmbeddedEngine, VllmEngine
     from swerve.models import Qwen35MoeConfig
 
 MIB = 1 << 20
+_PROBE_TOKENS = 48
+"""Tokens that engine and trainer both score after every refit."""
+_SAMPLE = "def add(a, b):\n    return a + b\n"
+"""What servers are tried with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,25 +205,37 @@ _ENVIRONMENTS: dict[str, Callable[[Sequence[Task]], Environment]] = {
 
 def make_engine(
     policy: LoadedPolicy,
-    rollout: Rollout,
+    recipe: TrainRecipe,
     version: int = 0,
     params: Any = None,
     batch_sizes: Sequence[int] | None = None,
-) -> EmbeddedEngine:
-    """The embedded engine for a policy.
+) -> EmbeddedEngine | VllmEngine:
+    """The engine of a recipe, for a policy.
 
     Args:
         policy: Sampled from.
-        rollout: Slots and context.
+        recipe: Which engine, slots and context.
         version: Number of the weights.
         params: Weights in place of the policy's own.
-        batch_sizes: As for the engine.
+        batch_sizes: As for the embedded engine.
     """
-    from swerve.engine import EmbeddedEngine
+    from swerve.engine import EmbeddedEngine, VllmEngine
 
+    rollout, weights = recipe.rollout, policy.params if params is None else params
+    if recipe.engine.kind == "vllm":
+        return VllmEngine(
+            recipe.engine,
+            lambda path, params: save_policy(path, policy, params),
+            weights,
+            num_slots=rollout.num_slots,
+            context_length=rollout.context_length,
+            end_of_turn_id=policy.tokenizer.end_of_turn_id,
+            sample_tokens=policy.tokenizer.encode_content(_SAMPLE),
+            weights_version=version,
+        )
     return EmbeddedEngine(
         policy.config,
-        policy.params if params is None else params,
+        weights,
         num_slots=rollout.num_slots,
         context_length=rollout.context_length,
         end_of_turn_id=policy.tokenizer.end_of_turn_id,
@@ -227,6 +243,48 @@ def make_engine(
         weights_version=version,
         batch_sizes=batch_sizes,
     )
+
+
+def engine_words(recipe: TrainRecipe) -> str:
+    """What samples from a recipe's policy, for people."""
+    engine, rollout = recipe.engine, recipe.rollout
+    places = f"{rollout.num_slots} slots of {rollout.context_length} tokens"
+    if engine.kind == "embedded":
+        return f"in this process, JAX, {places}"
+    begun = "started here" if engine.command else "that run already"
+    weights = f"weights by {engine.refit} from {engine.weights_directory}"
+    return f"vLLM at {', '.join(engine.urls)}, {begun}, {places}; {weights}"
+
+
+def probe_tokens(policy: LoadedPolicy, task: Task) -> Sequence[int]:
+    """Tokens to probe an engine with: the beginning of a task's own code."""
+    text = "\n".join([task.problem_statement, *task.workspace.values()])
+    return policy.tokenizer.encode_content(text)[:_PROBE_TOKENS]
+
+
+def prove_weights(
+    engine: EmbeddedEngine | VllmEngine | OraclePolicy,
+    policy: LoadedPolicy,
+    params: Any,
+    recipe: TrainRecipe,
+    task: Task,
+) -> None:
+    """See that servers answer with the weights that they were given; an engine in this process has no others.
+
+    Raises:
+        WeightsError: They do not.
+    """
+    from swerve.engine import VllmEngine
+    from swerve.models import score_tokens
+    from swerve.weights import WeightsPublisher
+
+    if isinstance(engine, VllmEngine):
+        WeightsPublisher(
+            engine,
+            score=lambda tokens: score_tokens(policy.params if params is None else params, policy.config, tokens),
+            probe_tokens=probe_tokens(policy, task),
+            tolerance=recipe.engine.probe_tolerance,
+        ).check(WeightsVersion(number=engine.weights_version))
 
 
 def sandbox_limits(section: Sandbox) -> SandboxLimits:
@@ -253,9 +311,12 @@ def sandbox_backend(section: Sandbox) -> Backend:
 
 @contextlib.asynccontextmanager
 async def episode_roles(
-    recipe: TrainRecipe, tasks: Sequence[Task], tokenizer: Tokenizer, engine: EmbeddedEngine | OraclePolicy
+    recipe: TrainRecipe,
+    tasks: Sequence[Task],
+    tokenizer: Tokenizer,
+    engine: EmbeddedEngine | VllmEngine | OraclePolicy,
 ) -> AsyncIterator[EpisodeRoles]:
-    """Those an episode works with, containers started and programs compiled; all is gone at the end of the block.
+    """Those an episode works with, containers and servers started, programs compiled; gone at the end of the block.
 
     Args:
         recipe: Template and limits.

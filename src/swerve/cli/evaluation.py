@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from swerve.rollout import Progress
 
 SUMMARY, ATTEMPTS, IDENTITY = "summary.json", "attempts.jsonl", "evaluation.json"
-_COUNTS = ("rollout.", "evaluation.", "agent.", "sandbox.", "tasks.", "policy.")
+_COUNTS = ("rollout.", "evaluation.", "agent.", "sandbox.", "tasks.", "policy.", "engine.kind")
 """Settings that an evaluation depends on."""
 
 
@@ -51,7 +51,7 @@ async def evaluate_policy(evaluated: Evaluated) -> EvalReport:
     Raises:
         SwerveError: The policy cannot be read, or `out` holds attempts of another evaluation.
     """
-    from swerve.cli.composition import episode_roles, load_policy, make_engine, prepare_jax
+    from swerve.cli.composition import episode_roles, load_policy, make_engine, prepare_jax, prove_weights
     from swerve.evaluation import evaluate
     from swerve.orchestrator import EVALUATION_SEED, evaluation_settings
 
@@ -71,8 +71,9 @@ async def evaluate_policy(evaluated: Evaluated) -> EvalReport:
     try:
         # One batch size alone: an attempt is then the same to the last bit whoever else is played.
         sizes = (recipe.rollout.num_slots,) if out else None
-        engine = make_engine(policy, recipe.rollout, params=params, batch_sizes=sizes)
+        engine = make_engine(policy, recipe, params=params, batch_sizes=sizes)
         async with episode_roles(recipe, evaluated.tasks, policy.tokenizer, engine) as roles:
+            prove_weights(engine, policy, params, recipe, evaluated.tasks[0])
             began_ms, began = time.time_ns() // 1_000_000, time.perf_counter()
             report = await evaluate(
                 evaluated.tasks,

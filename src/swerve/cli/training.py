@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,11 @@ from swerve.checkpoint import BackgroundWriter, CheckpointStore, DataPosition
 from swerve.cli.composition import (
     LoadedPolicy,
     TaskSets,
+    engine_words,
     episode_roles,
     load_policy,
     make_engine,
+    probe_tokens,
     read_tasks,
     sandbox_backend,
     save_policy,
@@ -41,15 +43,12 @@ from swerve.telemetry import (
     trajectory_to_json,
     write_json,
 )
-from swerve.types import SwerveError
+from swerve.types import SwerveError, WeightsVersion
 
 if TYPE_CHECKING:
     from swerve.models import Qwen35MoeConfig
     from swerve.orchestrator import LoopState
     from swerve.trainer import GrpoTrainer, Put
-
-PROBE_TOKENS = 48
-"""Tokens that engine and trainer both score after every refit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,9 +178,13 @@ async def train(
     log = None
     if recipe.telemetry.trajectories:
         log = TrajectoryLog(directory.trajectories, durable=recipe.telemetry.durable, resume_step=resume_step)
-    engine = make_engine(policy, recipe.rollout, version=trainer.version, params=trainer.params)
+    engine = make_engine(policy, recipe, version=trainer.version, params=trainer.params)
     publisher = WeightsPublisher(
-        engine, score=trainer.token_logprobs, probe_tokens=_probe_tokens(inputs), digests=False
+        engine,
+        score=trainer.token_logprobs,
+        probe_tokens=probe_tokens(policy, inputs.tasks.train[0]),
+        tolerance=recipe.engine.probe_tolerance,
+        digests=False,
     )
 
     writer = BackgroundWriter()
@@ -210,6 +213,8 @@ async def train(
     with PeakMemory() as memory:
         try:
             async with episode_roles(recipe, tasks, policy.tokenizer, engine) as roles:
+                if recipe.engine.kind != "embedded":
+                    publisher.check(WeightsVersion(number=trainer.version))
                 loop = TrainingLoop(
                     recipe,
                     LoopRoles(
@@ -319,13 +324,6 @@ def _restore(store: CheckpointStore, trainer: GrpoTrainer, inputs: TrainingInput
     return LoopState.from_json(checkpoint.host, map(trajectory_from_json, checkpoint.queue))
 
 
-def _probe_tokens(inputs: TrainingInputs) -> Sequence[int]:
-    """Tokens to probe an engine with: the beginning of a task's own code."""
-    task = inputs.tasks.train[0]
-    text = "\n".join([task.problem_statement, *task.workspace.values()])
-    return inputs.policy.tokenizer.encode_content(text)[:PROBE_TOKENS]
-
-
 def dry_run_facts(recipe: TrainRecipe) -> dict[str, float | str]:
     """What a training run will hold in memory, in bytes, and who does what."""
     from swerve import models, parallel
@@ -338,10 +336,10 @@ def dry_run_facts(recipe: TrainRecipe) -> dict[str, float | str]:
         "parameters": num_parameters,
         "active_parameters": models.num_active_parameters(config),
         "bytes_of_weights_gradient_and_moments": 4 * 4 * num_parameters,
-        "bytes_of_engine_weights": 4 * num_parameters,
+        "bytes_of_engine_weights": 4 * num_parameters if recipe.engine.kind == "embedded" else 0,
         "policy": str(directory),
         "trainer": "in this process, JAX",
-        "engine": f"in this process, JAX, {recipe.rollout.num_slots} slots of {recipe.rollout.context_length} tokens",
+        "engine": engine_words(recipe),
         "sandboxes": f"on this machine, {recipe.sandbox.backend}",
     }
 

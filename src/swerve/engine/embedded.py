@@ -32,18 +32,11 @@ import numpy as np
 from swerve import models
 from swerve.engine.batching import check_sizes, default_batch_sizes
 from swerve.engine.counters import EngineCounters, RoundCounters
+from swerve.engine.errors import EngineError, RefitError
 from swerve.engine.programs import DecoderModel, Params, Programs
 from swerve.engine.rounds import Job, RoundRunner
 from swerve.engine.sampling import seed_words
-from swerve.types import Completion, FinishReason, Float32Array, MachineError, SamplingParams, SwerveError
-
-
-class EngineError(MachineError):
-    """A round failed; the engine answers nothing more, and every session learns why."""
-
-
-class RefitError(SwerveError):
-    """New weights were refused; the engine keeps the old ones."""
+from swerve.types import Completion, FinishReason, Float32Array, SamplingParams, SwerveError
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

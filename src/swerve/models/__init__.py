@@ -12,6 +12,7 @@ from swerve.models.head import head_weight, logits, token_logprobs
 from swerve.models.hf import load_hf, save_hf
 from swerve.models.parameters import cast, initialise, num_active_parameters, parameters, stack_blocks, unstack_blocks
 from swerve.models.plain_head import HeadLayout, plain_token_logprobs
+from swerve.models.probe import score_tokens
 from swerve.models.sharded_head import sharded_token_logprobs
 from swerve.models.sharding import check_mesh, parameter_shardings, parameter_specs
 
@@ -42,6 +43,7 @@ __all__ = [
     "plain_token_logprobs",
     "reset_rows",
     "save_hf",
+    "score_tokens",
     "sharded_token_logprobs",
     "stack_blocks",
     "token_logprobs",

@@ -18,6 +18,9 @@ import numpy as np
 from swerve.types import Float32Array, SwerveError, WeightsVersion
 from swerve.weights.digest import digest
 
+_MOVED = 1e-5
+"""Nats by which a log-probability moves only if so many weights have moved that their rounding shows some of it."""
+
 
 class WeightsError(SwerveError):
     """An engine does not serve the weights it was given."""
@@ -68,7 +71,7 @@ class WeightsPublisher:
         self._probe_tokens = tuple(probe_tokens)
         self._tolerance = tolerance
         self._digests = digests
-        self._last: tuple[str, Float32Array] | None = None
+        self._last: tuple[str, Float32Array, Float32Array] | None = None
 
     def publish(self, params: Mapping[str, Any], number: int) -> WeightsVersion:
         """Put weights into the engine and probe it.
@@ -112,12 +115,17 @@ class WeightsPublisher:
         gap = float(np.max(np.abs(found - expected))) if found.shape == expected.shape else float("inf")
         if not gap <= self._tolerance:
             raise WeightsError(
-                f"after the refit to version {version.number} the engine's log-probabilities of the probe differ from "
-                f"the trainer's by {gap:.2e} nats (limit {self._tolerance:g}): it serves other weights; restart it"
+                f"with weights version {version.number} the engine's log-probabilities of the probe differ from the "
+                f"trainer's by {gap:.2e} nats (limit engine.probe_tolerance = {self._tolerance:g}): it serves other "
+                "weights, or rounds by more; restart it"
             )
-        last, self._last = self._last, (version.digest, found)
-        if last and version.digest and last[0] != version.digest and np.array_equal(last[1], found):
+        last, self._last = self._last, (version.digest, found, expected)
+        if last and np.array_equal(last[1], found) and self._changed(last[0], last[2], version.digest, expected):
             raise WeightsError(
                 f"the weights of version {version.number} differ from those before, but the engine's answer to the "
                 f"probe does not: it serves the old ones; restart it"
             )
+
+    def _changed(self, digest: str, scores: Float32Array, new_digest: str, new_scores: Float32Array) -> bool:
+        """Whether weights differ: by their digests, or so far that an engine's rounding cannot hide it."""
+        return bool(digest and digest != new_digest) or float(np.max(np.abs(new_scores - scores))) > _MOVED

@@ -12,7 +12,7 @@ from pathlib import Path
 from swerve.sandboxes.plan import GUEST_DIR
 from swerve.types import MachineError
 
-_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _MAX_LINE = 500
 _NUM_LINES = 20
 
@@ -41,7 +41,7 @@ class Program:
         """
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(_SUPERVISOR), str(GUEST_DIR.parent), *argv),
+                *(sys.executable, "-I", "-S", str(SUPERVISOR), str(GUEST_DIR.parent), *argv),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,

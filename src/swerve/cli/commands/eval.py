@@ -44,13 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluates; exits with 1 if attempts are without verdict."""
-    from swerve.cli.composition import read_tasks
+    from swerve.cli.composition import engine_words, read_tasks
 
     _check_options(arguments)
     recipe = recipe_from(arguments, TrainRecipe)
     tasks = read_tasks(recipe.tasks, recipe.evaluation.num_tasks)
     if arguments.dry_run:
-        print(dry_run_text(recipe, num_validation_tasks=len(tasks.validation), as_json=arguments.json))
+        extra = {"engine": engine_words(recipe), "sandboxes": f"on this machine, {recipe.sandbox.backend}"}
+        print(dry_run_text(recipe, num_validation_tasks=len(tasks.validation), extra=extra, as_json=arguments.json))
         return 0
     if arguments.manifest and arguments.step is None:
         return _evaluate_run(recipe, len(tasks.validation), arguments)

@@ -79,6 +79,7 @@ async def play(recipe: TrainRecipe, task: Task, sample_index: int, *, oracle: bo
         make_engine,
         make_renderer,
         prepare_jax,
+        prove_weights,
     )
     from swerve.orchestrator import training_settings
     from swerve.rollout import OraclePolicy, derive_seed, gold_calls, run_episode
@@ -92,8 +93,10 @@ async def play(recipe: TrainRecipe, task: Task, sample_index: int, *, oracle: bo
         limits = dataclasses.replace(task.limits, max_turns=max(task.limits.max_turns, len(turns)))
         settings = dataclasses.replace(settings, limits=limits)
     else:
-        engine = make_engine(policy, dataclasses.replace(recipe.rollout, num_slots=1))
+        alone = dataclasses.replace(recipe, rollout=dataclasses.replace(recipe.rollout, num_slots=1))
+        engine = make_engine(policy, alone)
     async with episode_roles(recipe, [task], policy.tokenizer, engine) as roles:
+        prove_weights(engine, policy, None, recipe, task)
         return await run_episode(
             task,
             sample_index,
