@@ -17,11 +17,12 @@ import pytest
 
 import swerve
 from swerve.cli import pretraining, training
-from swerve.cli.composition import TaskSets
+from swerve.cli.composition import TaskSets, load_policy, make_engine
 from swerve.cli.training import read_inputs, train
 from swerve.config import PretrainRecipe, TrainRecipe, settings
 from swerve.config import schema as sections
 from swerve.config.directories import TINY_POLICY
+from swerve.engine import VllmEngine
 from swerve.environments import load_tasks, save_tasks, shipped_file
 from swerve.environments.demonstrations import Sources
 from swerve.environments.demonstrations.corpus import CorpusFunction, skeleton
@@ -101,6 +102,7 @@ def test_every_setting_of_training_is_read(tmp_path):
     assert path == tmp_path / "r"
     _read_by_other_losses(seen)
     _read_by_scored_runs(seen, tmp_path)
+    _read_by_remote_engines(seen, tmp_path)
     leaves = {key for key in seen if key in keys(TrainRecipe)}
     assert keys(TrainRecipe) - leaves == set()
 
@@ -155,6 +157,15 @@ def _read_by_scored_runs(seen: set[str], tmp_path: Path) -> None:
         record.close()
     finally:
         directory.close()
+
+
+def _read_by_remote_engines(seen: set[str], tmp_path: Path) -> None:
+    """Makes an engine that asks servers, without asking any."""
+    section = sections.Engine(kind="vllm", urls=("http://127.0.0.1:1",), weights_directory=str(tmp_path / "weights"))
+    recipe = TrainRecipe(engine=section)
+    engine = make_engine(load_policy(recipe.policy, 0), recorded(recipe, seen))
+    assert isinstance(engine, VllmEngine)
+    engine.shutdown()
 
 
 def test_every_setting_of_pretraining_is_read(tmp_path, monkeypatch):

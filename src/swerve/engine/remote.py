@@ -160,7 +160,8 @@ class VllmEngine:
         sample_tokens: Sequence[int],
         weights_version: int = 0,
     ) -> None:
-        self._settings = settings
+        self._restarts = settings.refit == "restart"
+        self._tolerance = settings.probe_tolerance
         self._save = save
         self._first: Any = params
         self._context_length = context_length
@@ -282,7 +283,7 @@ class VllmEngine:
     def _give(self, server: VllmServer, files: Path, label: str) -> None:
         """Bring files to one server."""
         process = self._processes.get(server.url)
-        starts = process is not None and (self._settings.refit == "restart" or not process.runs)
+        starts = process is not None and (self._restarts or not process.runs)
         if process is not None and starts:
             process.stop()
             process.start(files)
@@ -307,10 +308,10 @@ class VllmEngine:
         first, *others = self._on_all(lambda server: server.probe(tokens))
         for server, other in zip(self._servers[1:], others, strict=True):
             gap = float(np.max(np.abs(other - first)))
-            if not gap <= self._settings.probe_tolerance:
+            if not gap <= self._tolerance:
                 raise EngineError(
                     f"{server.url} and {self._servers[0].url} answer the probe differently, by {gap:.2e} nats (limit "
-                    f"engine.probe_tolerance = {self._settings.probe_tolerance:g}): one serves other weights"
+                    f"engine.probe_tolerance = {self._tolerance:g}): one serves other weights"
                 )
         return first
 

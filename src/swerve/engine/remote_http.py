@@ -165,7 +165,7 @@ class HttpClient:
         if isinstance(error, TimeoutError):
             return f"not a word in {self._timeout_s if timeout_s is None else timeout_s:g} s"
         if isinstance(error, OSError):
-            return error.strerror or str(error)
+            return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         return f"not what was expected: {error}"
 
 

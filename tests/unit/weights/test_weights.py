@@ -84,9 +84,10 @@ def test_a_refit_that_serves_other_weights_is_caught() -> None:
         publisher.publish(trainer.move(-2.5), 2)
 
 
-def test_a_refit_too_small_for_the_tolerance_is_caught_by_its_unchanged_answer() -> None:
+@pytest.mark.parametrize("digests", [True, False])
+def test_a_refit_too_small_for_the_tolerance_is_caught_by_its_unchanged_answer(digests: bool) -> None:
     engine, trainer = Engine(), Trainer()
-    publisher = WeightsPublisher(engine, score=trainer.score, probe_tokens=[1, 2])
+    publisher = WeightsPublisher(engine, score=trainer.score, probe_tokens=[1, 2], digests=digests)
     publisher.publish(trainer.move(-2.0), 1)
     publisher.publish(trainer.move(-2.0001), 2)
     engine.takes_weights = False
