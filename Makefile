@@ -10,6 +10,8 @@ RAY_VENV := .venv-ray
 RAY_INSTALLED := $(RAY_VENV)/.installed
 MINI_VENV := .venv-mini-swe-agent
 MINI_INSTALLED := $(MINI_VENV)/.installed
+VLLM_VENV := .venv-vllm
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
 THREADS := $(shell nproc 2>/dev/null || echo 2)
 WORKERS ?= $(shell n=$(THREADS); [ $$n -gt 2 ] && n=2; echo $$n)
 # What `make parity` runs the other implementation with: an environment of its own, or one that is there already.
@@ -26,7 +28,7 @@ ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow goldens tpu ray apptainer mini-swe-agent lint format bench docs parity image lock clean install
+.PHONY: help demo test test-slow goldens tpu ray apptainer mini-swe-agent vllm lint format bench docs parity image lock clean install
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,6 +87,17 @@ $(MINI_INSTALLED): examples/mini_swe_agent.requirements.txt | $(VENV)/bin/python
 
 mini-swe-agent: $(MINI_INSTALLED)  ## Install mini-swe-agent into .venv-mini-swe-agent, 0.8 GB
 
+# vLLM for CPUs, for the slow tests. What comes with it for pictures and sound is built for a torch with CUDA, and fails
+# beside this one: the model needs the first to be importable, and nothing needs the second.
+$(VLLM_INSTALLED): tests/tools/vllm.requirements.txt tests/tools/mend_torchvision.py | $(VENV)/bin/python
+	$(BIN)/python -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet -r tests/tools/vllm.requirements.txt
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec
+	$(VLLM_VENV)/bin/python tests/tools/mend_torchvision.py
+	@touch $@
+
+vllm: $(VLLM_INSTALLED)  ## Install vLLM for CPUs into .venv-vllm for the slow tests, 3 GB
+
 lint: $(INSTALLED)  ## Style, types, layers, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -128,5 +141,5 @@ lock: | $(VENV)/bin/python  ## Resolve the dependencies anew into requirements.l
 	    -o containers/locks/$$extra.lock; done
 
 clean:  ## Remove what was built, keep runs
-	rm -rf $(VENV) $(TPU_VENV) $(RAY_VENV) $(MINI_VENV) build dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TPU_VENV) $(RAY_VENV) $(MINI_VENV) $(VLLM_VENV) build dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
