@@ -271,23 +271,24 @@ class VllmEngine:
 
     def _hand_over(self, params: Any, version: int) -> None:
         label = f"{version}-{self._run}"
-        files = self._directory / f"version_{label}"
+        before, self._files = self._files, self._directory / f"version_{label}"
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._save(files, params)
-        self._on_all(lambda server: self._give(server, files, label))
-        before, self._files = self._files, files
+        self._save(self._files, params)
+        self._on_all(lambda server: self._give(server, label, is_first=before is None))
         self._version = version
         if before is not None:
             shutil.rmtree(before, ignore_errors=True)
 
-    def _give(self, server: VllmServer, files: Path, label: str) -> None:
-        """Bring files to one server."""
+    def _give(self, server: VllmServer, label: str, *, is_first: bool) -> None:
+        """Bring the files to one server."""
+        files = self._files
+        assert files is not None
         process = self._processes.get(server.url)
         starts = process is not None and (self._restarts or not process.runs)
         if process is not None and starts:
             process.stop()
             process.start(files)
-        if starts or self._files is None:
+        if starts or is_first:
             server.examine(self._sample_tokens, self._context_length)
         if not starts:
             server.reload(files)
@@ -327,6 +328,5 @@ class VllmEngine:
             session.close()
         with ThreadPoolExecutor(max(1, len(self._processes))) as pool:
             list(pool.map(ServerProcess.stop, self._processes.values()))
-        if self._files is not None:
-            shutil.rmtree(self._files, ignore_errors=True)
-            self._files = None
+        for files in self._directory.glob(f"version_*-{self._run}"):
+            shutil.rmtree(files, ignore_errors=True)

@@ -148,7 +148,8 @@ class HttpClient:
 
     async def _soon(self, work: Awaitable[T]) -> T:
         """Wait for something that the server has to do."""
-        return await asyncio.wait_for(work, None if self._timeout_s == float("inf") else self._timeout_s)
+        async with asyncio.timeout(None if self._timeout_s == float("inf") else self._timeout_s):
+            return await work
 
     def _headers(self, content: bytes | None) -> dict[str, str]:
         headers = {"Host": f"{self.host}:{self.port}", "Accept": "*/*", "Connection": "close"}

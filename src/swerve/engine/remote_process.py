@@ -58,7 +58,7 @@ class ServerProcess:
         places = {"weights": str(weights), "host": self._client.host, "port": str(self._client.port)}
         argv = [word.format_map(places) for word in shlex.split(self._command)]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(SUPERVISOR), str(GUEST_DIR.parent), *argv],
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -68,7 +68,7 @@ class ServerProcess:
             )
         deadline = time.monotonic() + self._load_timeout_s
         while not self._healthy():
-            if self._process.poll() is not None:
+            if process.poll() is not None:
                 raise EngineError(f"{self._client.url}: the server ended: {self._last_line()} ({self._log})")
             if time.monotonic() > deadline:
                 raise EngineError(

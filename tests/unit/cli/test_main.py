@@ -190,3 +190,21 @@ def test_the_doctor_shows_remedies_below_what_is_missing(capsys, monkeypatch):
 
 def test_cores_are_those_of_this_process():
     assert machine.find_cores().detail.startswith(f"{len(os.sched_getaffinity(0))} cores")
+
+
+def test_a_dry_run_says_what_samples_and_several_workers_need_an_engine_each(capsys, tmp_path):
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(
+        'kind = "train"\n[tasks]\nfamily = "mini"\n[engine]\nkind = "vllm"\n'
+        'urls = ["http://node1:8000", "http://node2:8000"]\nweights_directory = "/shared/weights"\n'
+    )
+    for command in ("train", "eval"):
+        code, out, _ = run(capsys, command, str(recipe), "--dry-run")
+        assert code == 0
+        assert (
+            "vLLM at http://node1:8000, http://node2:8000, that run already, 64 slots of 512 tokens; "
+            "weights by reload from /shared/weights\n" in out
+        )
+    code, _, err = run(capsys, "eval", str(recipe), "--manifest", "m.jsonl", "--workers", "2")
+    assert code == 2
+    assert "--workers 2: the servers of engine.urls hold one policy at a time: remove it" in err

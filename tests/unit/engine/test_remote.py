@@ -314,11 +314,13 @@ def test_versions_rise_and_sessions_are_closed_before_a_refit(engine):
         engine.refit({"table": table(1)}, 0)
 
 
-def test_a_reload_that_fails_is_loud(engine, server):
+def test_a_reload_that_fails_is_loud(engine, server, tmp_path):
     server.faults.add("fails")
     with pytest.raises(EngineError, match=f"{server.url}: /collective_rpc answers 500: no memory"):
         engine.refit({"table": table(1)}, 1)
     assert engine.weights_version == 0
+    engine.shutdown()
+    assert list((tmp_path / "weights").iterdir()) == []
 
 
 @pytest.mark.parametrize(

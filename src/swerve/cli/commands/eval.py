@@ -48,6 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     _check_options(arguments)
     recipe = recipe_from(arguments, TrainRecipe)
+    if arguments.workers != 1 and recipe.engine.kind != "embedded":
+        raise SwerveError(
+            f"--workers {arguments.workers}: the servers of engine.urls hold one policy at a time: remove it"
+        )
     tasks = read_tasks(recipe.tasks, recipe.evaluation.num_tasks)
     if arguments.dry_run:
         extra = {"engine": engine_words(recipe), "sandboxes": f"on this machine, {recipe.sandbox.backend}"}
