@@ -45,9 +45,8 @@ pytestmark = [
 ]
 
 CONTEXT = 1024
-TOLERANCE, MEAN_TOLERANCE = 0.2, 0.03
-"""Nats by which bfloat16 may move one log-probability of these models, at most (it sends a token to another expert now
-and then) and in the mean; other weights move some by far more."""
+TOLERANCE = 0.05
+"""Nats by which bfloat16 may move one log-probability of these models; other weights move some by far more."""
 LOAD_S = 400.0
 SETTINGS = "OMP_NUM_THREADS=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_NO_USAGE_STATS=1"
 RAW = (
@@ -59,8 +58,11 @@ COMMAND = f"{RAW} --logprobs-mode processed_logprobs"
 TEXT = "def add(a, b):\n    return a - b\n\n\ndef mean(xs):\n    return add(*xs) / len(xs)\n"
 
 
-def wide_policy(seed: int) -> LoadedPolicy:
-    """A policy of random weights, with the shipped one's tokenizer."""
+def wide_policy(seed: int, num_active: int = 8) -> LoadedPolicy:
+    """A policy of random weights, with the shipped one's tokenizer.
+
+    Where a token visits some experts only, bfloat16 now and then sends it to another one, which moves it by tenths.
+    """
     tokenizer = Tokenizer.load(TINY_POLICY)
     config = dataclasses.replace(
         read_config(TINY_POLICY),
@@ -70,6 +72,7 @@ def wide_policy(seed: int) -> LoadedPolicy:
         linear_key_head_dim=128,
         linear_value_head_dim=128,
         num_experts=8,
+        num_experts_per_tok=num_active,
     )
     params = models.initialise(config, jax.random.key(seed))
     return LoadedPolicy(directory=TINY_POLICY, config=config, params=params, tokenizer=tokenizer)
@@ -150,7 +153,7 @@ def test_tokens_are_sampled_as_the_trainer_scores_them_and_reloads_of_experts_ar
             for begin, turn in turns:
                 assert turn.tokens == tuple(tokens[begin : begin + len(turn.tokens)])
                 gaps.append(np.abs(scores[begin : begin + len(turn.tokens)] - turn.logprobs))
-        assert float(np.concatenate(gaps).mean()) < MEAN_TOLERANCE
+        assert float(np.concatenate(gaps).mean()) < TOLERANCE / 2
         assert float(np.concatenate(gaps).max()) < 2 * TOLERANCE
         asyncio.run(_aborts(engine, prompt))
         # The kernels for CPUs mix up experts whose weights are loaded anew: every answer is 200, and the weights wrong.
@@ -249,13 +252,13 @@ def test_a_running_server_reloads_a_model_without_experts(url: str, tmp_path: Pa
         cold = server.probe(prompt)
     finally:
         process.stop()
-    np.testing.assert_allclose(answers[2], answers[0], atol=MEAN_TOLERANCE)
-    np.testing.assert_allclose(answers[1], cold, atol=MEAN_TOLERANCE)
-    assert np.abs(answers[1] - answers[0]).max() > 10 * MEAN_TOLERANCE
+    np.testing.assert_allclose(answers[2], answers[0], atol=TOLERANCE / 2)
+    np.testing.assert_allclose(answers[1], cold, atol=TOLERANCE / 2)
+    assert np.abs(answers[1] - answers[0]).max() > 4 * TOLERANCE
 
 
 def test_swerve_trains_with_it(url: str, tmp_path: Path) -> None:
-    policy = wide_policy(0)
+    policy = wide_policy(0, num_active=2)
     save_policy(tmp_path / "policy", policy, policy.params)
     recipe = tmp_path / "vllm.toml"
     recipe.write_text(
@@ -284,9 +287,9 @@ command = {json.dumps(COMMAND)}
 refit = "restart"
 weights_directory = "{tmp_path / "weights"}"
 load_timeout_s = {LOAD_S}
-probe_tolerance = {TOLERANCE}
+probe_tolerance = 0.6         # of a token that visits another expert
 [algorithm]
-max_logprob_gap = {MEAN_TOLERANCE}
+max_logprob_gap = {TOLERANCE}
 [optimizer]                # random weights earn nothing, and what moves them is their decay
 learning_rate = 0.01
 weight_decay = 5.0

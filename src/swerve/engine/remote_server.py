@@ -58,7 +58,7 @@ class VllmServer:
 
     def __init__(self, client: HttpClient, *, model: str, end_of_turn_id: int, load_timeout_s: float) -> None:
         self.client = client
-        self._model = model
+        self._wanted_model = self._model = model
         self._end_of_turn_id = end_of_turn_id
         self._load_timeout_s = load_timeout_s
         self.num_sessions = 0
@@ -165,7 +165,7 @@ class VllmServer:
             models = {one["id"]: one["max_model_len"] for one in self.client.call("GET", "/v1/models")["data"]}
         except (KeyError, TypeError) as error:
             raise self._unreadable("/v1/models", error) from error
-        self._model = self._model or next(iter(models))
+        self._model = self._wanted_model or next(iter(models))  # of a server that is started anew, perhaps another
         if self._model not in models:
             raise SwerveError(f'engine.model = "{self._model}": {self.url} serves {", ".join(models)}')
         if models[self._model] < context_length:
@@ -222,7 +222,7 @@ class VllmServer:
         try:
             return self.client.call("POST", GENERATE, body)
         except RefusedError as error:
-            if error.status == 404:
+            if str(error).endswith("Not Found"):
                 raise EngineError(f"{error}: start it with --enable-scale-out") from error
             raise
 

@@ -54,8 +54,9 @@ class StandIn(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, weights: np.ndarray, port: int = 0, max_model_len: int = 64) -> None:
+    def __init__(self, weights: np.ndarray, port: int = 0, max_model_len: int = 64, model: str = "tiny") -> None:
         super().__init__(("127.0.0.1", port), Handler)
+        self.model = model
         self.weights = weights
         self.max_model_len = max_model_len
         self.faults: set[str] = set()
@@ -106,11 +107,16 @@ class Handler(BaseHTTPRequestHandler):
         self.server.calls.append(self.path)
         if path == "/inference/v1/generate" and "narrow" not in self.server.faults:
             self.server.bodies.append(body)
-            self._generate(body)
+            if body["model"] == self.server.model:
+                self._generate(body)
+            else:
+                self._json(404, {"error": {"message": f"The model {body['model']} does not exist."}})
             return
         answers = {
             "/health": self._nothing,
-            "/v1/models": lambda body: {"data": [{"id": "tiny", "max_model_len": self.server.max_model_len}]},
+            "/v1/models": lambda body: {
+                "data": [{"id": self.server.model, "max_model_len": self.server.max_model_len}]
+            },
         }
         if "old" not in self.server.faults:
             answers |= {
@@ -222,4 +228,5 @@ class Handler(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     print("loading", flush=True)
-    StandIn(np.load(Path(sys.argv[1]) / "table.npy"), int(sys.argv[2])).serve_forever()
+    weights = np.load(Path(sys.argv[1]) / "table.npy")
+    StandIn(weights, int(sys.argv[2]), model=sys.argv[1]).serve_forever()  # named as vLLM does by itself
