@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from swerve.launch.job import Job, Launch, job_files
+from swerve.launch.launcher import last_line
 from swerve.launch.remote import SCRIPT, script, values
 from swerve.launch.site import Kubernetes, Site, seconds_of
 from swerve.types import MachineError, SwerveError
@@ -299,13 +300,13 @@ def _create(site: Site, manifest: str) -> None:
         made = [line.split()[0] for line in done.stdout.splitlines() if line.endswith(" created")]
         if made:
             _run(site, "delete", *made)
-        raise MachineError(f"kubectl create -f {manifest}: {_last_line(done.stderr)}")
+        raise MachineError(f"kubectl create -f {manifest}: {last_line(done.stderr)}")
 
 
 def _kubectl(site: Site, *words: str) -> str:
     done = _run(site, *words)
     if done.returncode:
-        raise MachineError(f"kubectl {words[0]}: {_last_line(done.stderr)}")
+        raise MachineError(f"kubectl {words[0]}: {last_line(done.stderr)}")
     return done.stdout
 
 
@@ -316,7 +317,3 @@ def _run(site: Site, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["kubectl", *options, *words], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise MachineError("kubectl is not here: install it and set it up for the cluster") from None
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["failed, and said nothing"])[-1]

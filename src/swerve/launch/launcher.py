@@ -66,3 +66,8 @@ class Launcher(Protocol):
             ids: What it calls them, by name.
         """
         ...
+
+
+def last_line(text: str) -> str:
+    """What a program said last, for an error that has room for one line."""
+    return (text.strip().splitlines() or ["failed, and said nothing"])[-1]

@@ -9,22 +9,28 @@ starts anew in a directory of its own, RUN.2, and what there was stays where it 
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 from swerve.launch.job import Job, read_job
 from swerve.launch.state import JobState, Phase, read_state, write_state
 from swerve.mlperf.read_log import read_log
-from swerve.telemetry import EVAL_CHECKPOINTS, JsonLines, collect_provenance, die_with_parent, write_atomic
-from swerve.types import MachineError, SwerveError
+from swerve.telemetry import (
+    EVAL_CHECKPOINTS,
+    JsonLines,
+    collect_provenance,
+    die_with_parent,
+    hold_folder,
+    write_atomic,
+)
+from swerve.types import MachineError
 
 GO_ON_LATER = 75
 """Exit code of a job that was asked to make room (SIGUSR1) and goes on when it is started again."""
@@ -49,7 +55,7 @@ def run_job(folder: Path) -> int:
         SwerveError: It is no job, or it runs already.
     """
     job = read_job(folder)
-    with _held(folder), _RoomSignal() as room:
+    with hold_folder(folder), _RoomSignal() as room:
         state = read_state(folder)
         if state.phase == "finished":
             _say(f"{job.name}: finished already")
@@ -141,20 +147,6 @@ def _record_attempt(job: Job, attempt: int) -> None:
     with contextlib.closing(JsonLines(job.folder / "attempts.jsonl")) as file:
         provenance = collect_provenance()
         file.append({"attempt": attempt, **{key: provenance[key] for key in ("started_at", "source", "host")}})
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Keep a second process from running the same job."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise SwerveError(f"{folder}: the job runs already: wait for it, or cancel it") from None
-    else:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 class _RoomSignal:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from swerve.launch.container import inside, reference
 from swerve.launch.job import Job, Launch
+from swerve.launch.launcher import last_line
 from swerve.launch.run_and_time import GO_ON_LATER
 from swerve.launch.site import Site
 from swerve.types import MachineError, SwerveError
@@ -72,7 +73,7 @@ class SlurmLauncher:
         words = ("squeue", "--noheader", "--states=all", "--format=%i %T %r", f"--jobs={','.join(ids.values())}")
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode and "Invalid job id" not in done.stderr:
-            raise MachineError(f"squeue: {_last_line(done.stderr)}")
+            raise MachineError(f"squeue: {last_line(done.stderr)}")
         rows = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
         known = {row[0]: row[1] if row[2:] in ([], ["None"]) else f"{row[1]} ({row[2]})" for row in rows}
         return {name: known.get(identifier, "") for name, identifier in ids.items()}
@@ -134,15 +135,10 @@ def _slurm(*words: str, names: Sequence[str] = ()) -> str:
     kept = {name: value for name, value in os.environ.items() if name in {*_ALWAYS, *names} or name[:6] == "SLURM_"}
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=kept)
     if done.returncode:
-        raise MachineError(f"{words[0]}: {_last_line(done.stderr)}")
+        raise MachineError(f"{words[0]}: {last_line(done.stderr)}")
     return done.stdout
 
 
 def _require(name: str) -> None:
     if shutil.which(name) is None:
         raise MachineError(f"{name} is not here: log in to the cluster, or install Slurm's client (slurm-client)")
-
-
-def _last_line(text: str) -> str:
-    lines: Sequence[str] = text.strip().splitlines()
-    return lines[-1] if lines else "failed, and said nothing"

@@ -207,6 +207,6 @@ def test_a_job_runs_once_at_a_time(tmp_path):
         [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout.readline() == "1\n"
-        with pytest.raises(SwerveError, match="the job runs already"):
+        with pytest.raises(SwerveError, match="another process runs in it"):
             run_job(folder)
         other.communicate("\n")
