@@ -74,3 +74,15 @@ def test_files_named_in_the_documentation_exist():
             if not (page.parent / target).exists():
                 missing.append(f"{page.name}: {target}")
     assert missing == []
+
+
+def test_pages_of_the_documentation_link_to_each_other_only():
+    """What lies outside of docs/ is not in the site that is built of it."""
+    docs = ROOT / "docs"
+    outside = [
+        f"{page.name}: {target}"
+        for page in docs.glob("**/*.md")
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+        if not (page.parent / target).resolve().is_relative_to(docs)
+    ]
+    assert outside == []
