@@ -67,10 +67,18 @@ class SlurmCluster:
         shown = self.client("scontrol", "--oneliner", "show", "job", identifier)
         return shown.partition("JobState=")[2].split()[0]
 
-    def start_now(self, identifier: str) -> None:
-        """Starts a requeued job, which Slurm would let wait for two minutes, as soon as it has left the node."""
+    def start_soon(self, identifier: str) -> None:
+        """Starts a requeued job, which Slurm would let wait for two minutes, once it has left the node.
+
+        Not at once: what it may do on the node was revoked to the second, and a start in that second is refused.
+        """
         wait_until(lambda: self.state(identifier) == "PENDING")
-        wait_until(lambda: self.client("scontrol", "update", f"JobId={identifier}", "StartTime=now") == "")
+        wait_until(lambda: self.client("scontrol", "update", f"JobId={identifier}", "StartTime=now+3") == "")
+
+    def end(self, identifier: str, timeout_s: float) -> str:
+        """Waits until a job has ended; returns its state."""
+        wait_until(lambda: self.state(identifier) not in ("PENDING", "RUNNING", "COMPLETING", "REQUEUED"), timeout_s)
+        return self.state(identifier)
 
     def site_file(self, path: Path, **more: str) -> Path:
         """Writes a site file for jobs that work beside it.

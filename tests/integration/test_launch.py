@@ -84,7 +84,7 @@ def test_a_training_that_dies_ends_its_job_with_the_cause(slurm, site, tmp_path,
     words = [RECIPES / "mini.toml", "--site", site, "--name", "dead", "--policy.checkpoint", "/nowhere"]
     assert swerve(capsys, "launch", "slurm", *words)[0] == 0
     launch = read_launch(tmp_path / "jobs" / "dead")
-    wait_until(lambda: slurm.state(read_ids(launch)["dead-1"]) == "FAILED")
+    assert slurm.end(read_ids(launch)["dead-1"], timeout_s=120) == "FAILED"
     code, out, _ = swerve(capsys, "launch", "status", "dead", "--site", site)
     assert code == 1
     assert "swerve train: exit code 2: /nowhere/tokenizer.json" in out.splitlines()[-1]
@@ -98,7 +98,7 @@ def test_a_job_that_slurm_requeues_starts_again_and_once_cancelled_nothing_is_le
     identifier = read_ids(launch)[job.name]
     wait_until(lambda: (job.run / "recipe.toml").exists())
     slurm.client("scontrol", "requeue", identifier)
-    slurm.start_now(identifier)
+    slurm.start_soon(identifier)
     wait_until(lambda: read_state(job.folder).attempt == 2 and read_state(job.folder).phase == "training")
     assert swerve(capsys, "launch", "cancel", "long", "--site", site)[0] == 0
     wait_until(lambda: not slurm.client("squeue", "--noheader"))

@@ -142,6 +142,7 @@ class TestTrainingRun:
         words = command(run__directory=tmp_path, run__name="stopped", evaluation__before="false")
         assert interrupt(words, tmp_path / "stopped", 1, signal.SIGINT) == 128 + signal.SIGINT
 
+    @pytest.mark.slow
     def test_queued_again_when_its_time_is_up_it_ends_as_if_undisturbed(self, undisturbed, tmp_path, monkeypatch):
         with cluster(tmp_path / "slurm") as slurm:
             monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
@@ -153,8 +154,8 @@ class TestTrainingRun:
             run, folder = tmp_path / "runs" / "again-1", tmp_path / "jobs" / "again" / "1"
             wait_until(lambda: (run / "checkpoints" / "step_00000001").exists(), timeout_s=600)
             slurm.client("scancel", "--signal=USR1", "--batch", job["id"])  # as Slurm does before its time is up
-            slurm.start_now(job["id"])
-            wait_until(lambda: slurm.state(job["id"]) == "COMPLETED", timeout_s=600)
+            slurm.start_soon(job["id"])
+            assert slurm.end(job["id"], timeout_s=600) == "COMPLETED", (folder / "slurm.out").read_text()
         state = read_state(folder)
         assert (state.phase, state.attempt) == ("finished", 2), (folder / "slurm.out").read_text()
         assert "makes room, and goes on when it is started again" in (folder / "slurm.out").read_text()

@@ -54,7 +54,7 @@ HEAD = Path(__file__).resolve().parents[3] / "recipes" / "ab" / "head.toml"
         ('candidate = ["algorithm.logprob_error_threshold=2"]', "logprob_error_threshold would drop sequences"),
         ("reference = []\ncandidate = []", "is the reference: there is nothing to compare"),
         ("contender = []", "arms.contender is unknown"),
-        ("[bounds]\nloss = [1e-3]", r"bounds.loss = \(0.001,\) must be two numbers"),
+        ("[bounds]\nloss = [1e-3]", r"bounds.loss = \[0.001\] must be two numbers"),
         ("[bounds]\nloss = [1e-3, 1e-4]", "the second no smaller"),
         ("[bounds]\nlos = [1e-3, 1e-4]", "bounds.los is unknown; did you mean bounds.loss"),
         ("[optimizer]\nbeta1 = 1.0", "optimizer.beta1 = 1.0 leaves no gradient"),

@@ -185,6 +185,7 @@ def test_a_scored_run_is_handed_over_only_once_it_is_known_whose_it_is(tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX is here only where other tests brought it
 def test_an_interrupted_scored_run_starts_anew_beside_what_there_is(tmp_path, capfd):
     overrides = {"policy.checkpoint": "/nowhere", "mlperf.clear_cache": "false"}
     made = launch(tmp_path, recipe=LAPTOP, name="s", overrides=overrides)
