@@ -21,7 +21,7 @@ def shown_commands():
     """Command lines of `swerve` in indented or fenced blocks of the documentation."""
     for page in PAGES:
         fenced = False
-        for line in page.read_text().splitlines():
+        for line in page.read_text().replace("\\\n", " ").splitlines():
             if line.lstrip().startswith("```"):
                 fenced = not fenced
                 continue

@@ -8,7 +8,7 @@ field `temperature` of the section `rollout` is `temperature = 1.0` under `[roll
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from string import Formatter
 from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -806,13 +806,24 @@ class TrainRecipe:
             ("optimizer.beta2", optimizer.beta2, 0.999, 0),
             ("optimizer.eps", optimizer.eps, 1e-8, 0),
             ("optimizer.weight_decay", optimizer.weight_decay, 0.0, 0),
+            ("agent.max_turns", self.agent.max_turns, 30, 0),
+            ("agent.episode_timeout_s", self.agent.episode_timeout_s, 1800.0, 0),
+            ("agent.command_timeout_s", self.agent.command_timeout_s, 60.0, 0),
+            ("agent.test_timeout_s", self.agent.test_timeout_s, 60.0, 0),
             ("mlperf.target_accuracy", self.mlperf.target_accuracy, TARGET_ACCURACY, 0),
             ("mlperf.first_evaluation_step", self.first_evaluation_step, first_evaluation_step(batch), 0),
         ):
             if not abs(value - wanted) <= tolerance:
                 yield key, f"must be {wanted:.11g} in the closed division at a global batch size of {batch}"
-        if self.algorithm.skip_zero_advantage:
-            yield "algorithm.skip_zero_advantage", "must be false in the closed division: no sequence may be left out"
+        # The algorithm's defaults are the benchmark's; the gap before the first update is a guard of ours.
+        benchmark = replace(Algorithm(), max_logprob_gap=self.algorithm.max_logprob_gap)
+        for key in (one.name for one in fields(Algorithm)):
+            wanted = getattr(benchmark, key)
+            if getattr(self.algorithm, key) != wanted:
+                shown = str(wanted).lower() if isinstance(wanted, bool) else wanted
+                yield f"algorithm.{key}", f"must be {shown} in the closed division"
+        if not self.policy.freeze_router:
+            yield "policy.freeze_router", "must be true in the closed division"
 
     def _uneven_mesh(self) -> Contradictions:
         """A micro-batch divides over the mesh, and nothing is set that one device does not do."""

@@ -89,6 +89,33 @@ def test_another_batch_size_follows_by_law_and_settings_of_ones_own_stand_above_
         recipe(of_system("v7x128"), "--gbs", "512", "--rollout.prompts_per_step", "32")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("rollout.temperature", "0.9", "1"),
+        ("evaluation.attempts", "8", "4"),
+        ("optimizer.beta2", "0.99", "0.999"),
+        ("agent.max_turns", "31", "30"),
+        ("agent.episode_timeout_s", "3600.0", "1800"),
+        ("algorithm.loss", "cispo", "forced_on_policy"),
+        ("algorithm.advantage", "rloo", "leave_one_out"),
+        ("algorithm.sequence_gate_high", "1.01", "1.002"),
+        ("algorithm.normaliser", "sequence", "token"),
+        ("algorithm.overlong_filter", "false", "true"),
+        ("algorithm.skip_zero_advantage", "true", "false"),
+        ("algorithm.logprob_error_threshold", "3.0", "2.0"),
+        ("policy.freeze_router", "false", "true"),
+        ("mlperf.target_accuracy", "0.7", "0.69"),
+        ("mlperf.first_evaluation_step", "19", "18"),
+    ],
+)
+def test_the_closed_division_keeps_to_the_benchmark_and_the_open_one_need_not(key, value, wanted):
+    path = MLPERF / "qwen35_397b.toml"
+    with pytest.raises(RecipeError, match=rf"--{key} = \S+ must be {wanted} in the closed division"):
+        recipe(path, f"--{key}", value)
+    assert flatten(recipe(path, f"--{key}", value, "--mlperf.division", "open"))[key] is not None
+
+
 def test_a_scored_run_says_whose_it_is_before_it_starts():
     path = of_system("v7x128")
     with pytest.raises(RecipeError) as caught:
