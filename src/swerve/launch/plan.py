@@ -86,11 +86,7 @@ def plan(request: Request) -> Launch:
     folder = site.jobs.absolute() / name
     recipe = _resolve(request, path)
     recipe = replace(recipe, run=replace(recipe.run, directory=str(site.work / recipe.run.directory)))
-    if recipe.mlperf.enabled and site.container.image and not site.container.pinned:
-        raise SwerveError(
-            f'{request.site_file}: container.image = "{site.container.image}" is a name that may come to mean another '
-            "image: a scored run names it by digest, NAME@sha256:..."
-        )
+    _check_site(request, recipe)
     first = secrets.randbelow(_NUM_SEEDS - request.replicas) if request.seed_base is None else request.seed_base
     inside = site.container.runtime != "none" or request.launcher in ("ray", "kubernetes")
     jobs = tuple(
@@ -119,6 +115,26 @@ def plan(request: Request) -> Launch:
         site_digest=site_digest(request.site_file),
         site_overrides=request.site_overrides,
     )
+
+
+def _check_site(request: Request, recipe: TrainRecipe) -> None:
+    """Refuse what the site asks for and a job of this recipe and launcher would not do."""
+    site, container = request.site, request.site.container
+    if container.image and container.runtime == "none" and request.launcher != "kubernetes":
+        raise SwerveError(
+            f'{request.site_file}: container.image has no effect with container.runtime = "none": set the runtime, or '
+            "remove it"
+        )
+    if recipe.mlperf.enabled and container.image and not container.pinned:
+        raise SwerveError(
+            f'{request.site_file}: container.image = "{container.image}" is a name that may come to mean another '
+            "image: a scored run names it by digest, NAME@sha256:..."
+        )
+    if recipe.mlperf.enabled and recipe.engine.kind != "embedded" and site.evaluation_workers != 1:
+        raise SwerveError(
+            f"{request.site_file}: evaluation_workers = {site.evaluation_workers}: the servers of engine.urls hold one "
+            "policy at a time: set it to 1"
+        )
 
 
 def _check_options(request: Request) -> None:

@@ -131,6 +131,12 @@ class Environment:
                 yield "values", f"holds {name}, which inherit names too: keep one of them"
 
 
+def _time_faults(time: str) -> Contradictions:
+    """Complaints about a limit that `seconds_of` does not read."""
+    if time and not _TIME.fullmatch(time):
+        yield "time", "must be [D-]HH:MM[:SS]"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slurm:
     """What Slurm is asked for; empty or 0 leaves it to the cluster.
@@ -166,8 +172,7 @@ class Slurm:
         for key in ("partition", "account", "qos", "gres", "constraint", "reservation"):
             if not _WORD.fullmatch(getattr(self, key)):
                 yield key, "holds a character that no name of Slurm's has"
-        if self.time and not _TIME.fullmatch(self.time):
-            yield "time", "must be [D-]HH:MM[:SS]"
+        yield from _time_faults(self.time)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -281,8 +286,7 @@ class Kubernetes:
         for pair in self.node_selector:
             if not re.fullmatch(r"[\w./-]+=[\w.-]*", pair):
                 yield "node_selector", f"holds {pair}: write NAME=VALUE"
-        if self.time and not _TIME.fullmatch(self.time):
-            yield "time", "must be [D-]HH:MM[:SS]"
+        yield from _time_faults(self.time)
         if (self.accelerator == "none") != (self.accelerators == 0):
             yield "accelerators", f'does not go with accelerator = "{self.accelerator}": state both or neither'
         if (self.tpu_type or self.tpu_topology) and self.accelerator != "tpu":

@@ -51,6 +51,16 @@ def test_options_stand_above_what_follows_from_the_batch_size_and_that_above_the
     assert recipe.agent == base.agent
 
 
+def test_what_the_site_asks_for_and_no_job_would_do_is_refused(tmp_path):
+    work = f'[paths]\nwork = "{tmp_path}"\n'
+    with pytest.raises(SwerveError, match=r"site\.toml: container\.image has no effect"):
+        launch(tmp_path, text=f'{work}[container]\nimage = "a@sha256:{DIGEST}"\n')
+    gpus = RECIPES / "mlperf" / "qwen35_397b_gpu64x4.toml"
+    with pytest.raises(SwerveError, match=r"site\.toml: evaluation_workers = 4: the servers"):
+        launch(tmp_path, recipe=gpus, text=f"evaluation_workers = 4\n{work}")
+    assert launch(tmp_path, recipe=gpus, text=work).jobs[0].evaluation_workers == 1
+
+
 def test_options_of_a_scored_run_reach_their_settings(tmp_path):
     named = {"--val-start": "4", "--target": "0.5", "--clip": "0.25", "--max-steps": "9"}
     recipe = settled(tmp_path, recipe=LAPTOP, named=named)

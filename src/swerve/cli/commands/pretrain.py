@@ -45,9 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         path = arguments.run or latest_path(recipe, arguments.recipe)
         directory = RunDirectory.resume(path, recipe, provenance)
     else:
-        directory = RunDirectory.create(
-            choose_path(recipe, arguments.recipe), recipe, collect_provenance(recipe=recipe)
-        )
+        directory = RunDirectory.create(choose_path(recipe, arguments.recipe), recipe, provenance)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: stopping.append(received))
     try:
